@@ -30,11 +30,11 @@ import trainpipes as tp
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.order.layout import Layout, Topology, segments
-from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.parquet.footers import RowGroupLayout
-from trainpipes.sources.parquet.row_groups import RowGroups
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.parquet_footers import RowGroupLayout
+from trainpipes.sources.read_parquet import RowGroups
 from trainpipes.state.format import Position
 
 SECONDS, GIGABYTES = 5.0, 1.0

@@ -41,7 +41,7 @@ FOR_TYPES = {
     "loader": "its methods lead upward",
     "nodes": "the class for each stage is made when the module is imported",
     "pipeline.chain": "its methods return what other packages have, and what it imports when asked",
-    "sources.memory.from_torchdata": "torchdata is slow to import",
+    "sources.from_torchdata": "torchdata is slow to import",
     "writers.hf_dataset": "what is imported with the package",
 }
 #: Folders of tests that are about no single room; ``tests/README.md`` says what they are.

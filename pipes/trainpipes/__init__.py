@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.starts import read_webdataset as read_webdataset
     from trainpipes.pipeline.starts import zip as zip
     from trainpipes.recipe_registry import recipes as recipes
-    from trainpipes.sources.files.format import Format as Format
-    from trainpipes.sources.files.format import Layout as Layout
+    from trainpipes.sources.files.formats import Format as Format
+    from trainpipes.sources.files.formats import Layout as Layout
     from trainpipes.stages.decode_audio import random_crop as random_crop
     from trainpipes.stages.fitted_columns import FittedColumns as FittedColumns
     from trainpipes.state.merge import merge_states as merge_states
@@ -104,7 +104,7 @@ _NAMES = {
     "pipeline": "Pipeline",
     "pipeline.recipe": "recipe",
     "recipe_registry": "recipes",
-    "sources.files.format": "Format Layout",
+    "sources.files.formats": "Format Layout",
     "filesystems.retry": "Retry",
     "pipeline.starts": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
@@ -120,15 +120,15 @@ _NAMES = {
     "config": "load",
 }
 _FROM = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"cache": "cache", "nodes": "nodes", "samplers": "samplers"}
+_MODULES = {"cache", "nodes", "samplers"}
 
 # Not "zip", which is a builtin of Python's where names are imported by *.
-__all__ = sorted((_FROM.keys() | _MODULES.keys()) - {"zip"})  # noqa: PLE0605
+__all__ = sorted((_FROM.keys() | _MODULES) - {"zip"})  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        found: Any = import_module(f"trainpipes.{_MODULES[name]}")
+    if name in _MODULES or name == "errors":  # what is below imports it from here
+        found: Any = import_module(f"trainpipes.{name}")
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
     else:

@@ -36,7 +36,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.stage import Stage, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.pipeline import starts as starts  # enters the classes of all stages
-from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
+from trainpipes.sources.from_torchdata import FromNode, NodeStream
 from trainpipes.state.format import Position, carried
 
 

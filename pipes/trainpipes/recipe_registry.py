@@ -14,8 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from trainpipes._internal.messages import WIDTH, nearest, table
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, shown
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"

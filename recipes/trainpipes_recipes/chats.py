@@ -18,10 +18,8 @@ import pyarrow.compute as pc
 
 import trainpipes as tp
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.left_out import LeftOut
-from trainpipes.interfaces.quarantine import leaves_out
-from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.quarantine import LeftOut, leaves_out
+from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes_recipes.inputs import OnError
 
 __all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]

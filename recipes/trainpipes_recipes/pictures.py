@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trainpipes.errors.text import hidden
+from trainpipes.errors import hidden
 from trainpipes.filesystems.systems import open_system
 from trainpipes.stages.decode_image import FORMATS, NoPicture, picture_of
 

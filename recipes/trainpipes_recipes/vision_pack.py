@@ -26,9 +26,8 @@ from trainpipes.columns.packing import (
     placed,
 )
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.held import Held, around, opened
-from trainpipes.interfaces.read_columns import lengths_of
+from trainpipes.interfaces.read_columns import at_row, lengths_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.order.permutation import permutation

@@ -13,12 +13,10 @@ import numpy as np
 import trainpipes as tp
 from trainpipes._internal.checks import Count
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.left_out import LeftOut
-from trainpipes.interfaces.quarantine import OnBadRow, leaves_out
-from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.quarantine import LeftOut, OnBadRow, leaves_out
+from trainpipes.interfaces.read_columns import at_row
+from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.interfaces.tally import Tally
 from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import CollatingStage
 from trainpipes.tokenizers.chat import Written

@@ -16,7 +16,7 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from trainpipes._internal.messages import _warned
-from trainpipes.interfaces.empty_epoch_guard import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, most_empty
+from trainpipes.interfaces.held import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, most_empty
 from trainpipes.nodes import Filter, FromArrow
 from trainpipes.order.layout import Layout
 

@@ -19,7 +19,7 @@ import flat_memory
 import trainpipes as tp
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.sources.memory.from_dataset import FromDataset, PackedList, packed
+from trainpipes.sources.from_dataset import FromDataset, PackedList, packed
 
 SCRIPT = Path(flat_memory.__file__)
 #: Bytes of all windows of the pipelines below, about.

@@ -23,8 +23,8 @@ from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.engine.shards import shard_rows
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.orders import RowSampler
-from trainpipes.sources.arrow import from_arrow as arrow
-from trainpipes.sources.arrow.from_arrow import ArrowSource
+from trainpipes.sources import read_arrow as arrow
+from trainpipes.sources.read_arrow import ArrowSource
 
 
 def at_each_line(

@@ -29,7 +29,7 @@ from drawn import (
     write_parquet,
 )
 from oracle import Spec, Starved, num_spans, numbered, sequence
-from trainpipes.sources.arrow import from_arrow as arrow
+from trainpipes.sources import read_arrow as arrow
 
 ENOUGH = 150  # items of a pipeline that has no end
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.sources.files.file_errors import without
+from trainpipes.sources.files.file_bytes import without
 
 
 def said_by(call: Callable[[], Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import trainpipes as tp
-from trainpipes.errors.text import hidden
+from trainpipes.errors import hidden
 from trainpipes.filesystems import retry
 
 SECRET = "hunter2SECRET"

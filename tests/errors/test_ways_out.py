@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.errors.text import shown
+from trainpipes.errors import shown
 
 
 def rows() -> tp.Pipeline:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from trainpipes._internal.messages import ELSEWHERE as NAMES
-from trainpipes.interfaces.hints import ELSEWHERE
+from trainpipes.interfaces.options import ELSEWHERE
 
 DOCS = Path(__file__).parents[2] / "docs"
 ERRORS, RESUME = DOCS / "errors.md", DOCS / "resume.md"

@@ -125,16 +125,16 @@ def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) ->
 def test_workers_do_not_read_all_data_in_memory_to_name_the_pipeline(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainpipes.sources.arrow import from_arrow
+    from trainpipes.sources import read_arrow
 
-    digest, file = from_arrow.table_digest, tmp_path / "processes"
+    digest, file = read_arrow.table_digest, tmp_path / "processes"
 
     def noted(table: pa.Table) -> str:
         with file.open("a") as out:
             out.write(f"{os.getpid()}\n")
         return digest(table)
 
-    monkeypatch.setattr(from_arrow, "table_digest", noted)
+    monkeypatch.setattr(read_arrow, "table_digest", noted)
     rows = tp.from_arrow(pa.table({"x": range(200)})).sharding_filter(4)
     loader = tp.Loader(rows.filter([("x", ">", 20)]).batch(4), num_workers=2)
     assert sum(map(len, loader)) == 179

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, bracketed
-from trainpipes.errors.text import escaped
+from trainpipes.errors import escaped
 from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
 from trainpipes.tokenizers.adapters import load
 

@@ -15,7 +15,7 @@ import torch
 
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, sentencepiece_model, tiktoken_encoding
-from trainpipes.errors.text import escaped
+from trainpipes.errors import escaped
 from trainpipes.tokenizers.adapters import load
 
 SUMS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(40)]

@@ -38,7 +38,7 @@ from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.integrations import callers
-from trainpipes.interfaces.hints import instead
+from trainpipes.interfaces.options import instead
 from trainpipes.look import read_states
 from trainpipes.look.profiling.profile import TORCHS
 from trainpipes.order.layout import Topology
@@ -323,7 +323,7 @@ def test_the_state_of_a_stateful_data_loader_is_known() -> None:
         rows().batch(2).load_state_dict(state)
 
 
-@private("torchdata", "StatefulDataLoader BaseNode", "hints.py")
+@private("torchdata", "StatefulDataLoader BaseNode", "options.py")
 def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
     """From_dataset() says what to write in place of a loader or a node."""
     from torchdata.nodes import IterableWrapper
@@ -438,7 +438,7 @@ def _is_there(module: str) -> bool:
 # Hugging Face's datasets
 
 
-@private("datasets", "_indices _distributed", "hf.py")
+@private("datasets", "_indices _distributed", "from_hf.py")
 def test_a_dataset_has_its_order() -> None:
     """Rows of a Dataset are read as Arrow, in the order that it chose; one that was cut is refused."""
     import datasets
@@ -451,13 +451,13 @@ def test_a_dataset_has_its_order() -> None:
         tp.from_hf(split_dataset_by_node(whole.to_iterable_dataset(), 0, 2))
 
 
-@private("datasets", "_ex_iterable ex_iterable ex_iterables BufferShuffled generator", "hf.py")
+@private("datasets", "_ex_iterable ex_iterable ex_iterables BufferShuffled generator", "from_hf.py")
 @pytest.mark.filterwarnings("ignore:from_hf.*shuffles")
 def test_a_stream_has_its_steps() -> None:
     """A stream that shuffles cannot go on from its state; a state knows the steps and their seeds."""
     import datasets
 
-    from trainpipes.sources.hf import HFStream, shuffles
+    from trainpipes.sources.from_hf import HFStream, shuffles
 
     stream = datasets.Dataset.from_dict({"n": list(range(ROWS))}).to_iterable_dataset(2)
     one, other = stream.shuffle(seed=1, buffer_size=4), stream.shuffle(seed=2, buffer_size=4)

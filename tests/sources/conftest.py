@@ -13,15 +13,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from faulty_server import FaultyServer, serving
 from s3_store import s3_store
 from trainpipes.filesystems import retry
+from trainpipes.sources import read_parquet
 from trainpipes.sources.files import file_bytes
-from trainpipes.sources.parquet import row_groups
 
 
 @pytest.fixture(autouse=True)
 def files_are_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remote files of a few KB stand for large ones, which do not stay in memory."""
     monkeypatch.setattr(file_bytes, "SMALL_FILE", 0)
-    monkeypatch.setattr(row_groups, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(read_parquet, "WHOLE_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)

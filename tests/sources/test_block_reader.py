@@ -16,8 +16,8 @@ import pytest
 import trainpipes as tp
 from every_format import FORMATS, opened, written
 from trainpipes.columns.payload import payload_rows
+from trainpipes.sources import read_parquet
 from trainpipes.sources.files import block_reader
-from trainpipes.sources.parquet import row_groups
 
 COUNTS = (40, 0, 1, 60, 3)
 every = pytest.mark.parametrize("name", [name for name in FORMATS if name != "zip"])
@@ -44,7 +44,7 @@ def numbers(name: str, rows: Any) -> list[int]:
 def test_any_sequence_of_reads_gives_the_rows_that_are_there(name, source, monkeypatch):
     monkeypatch.setattr(block_reader, "SMALL", 300)  # some are fetched together, some alone
     monkeypatch.setattr(block_reader, "TOGETHER", 500)
-    monkeypatch.setattr(row_groups, "BATCH_ROWS", (1, 3))
+    monkeypatch.setattr(read_parquet, "BATCH_ROWS", (1, 3))
     firsts = np.append(0, np.cumsum(source.lengths))
     for seed in range(3):
         draw, reader = random.Random(seed), source.reader()

@@ -21,8 +21,8 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer
+from trainpipes.sources.files import file_bytes
 from trainpipes.sources.files import file_bytes as range_file
-from trainpipes.sources.files import file_errors
 from trainpipes.sources.text import pieces
 
 ROWS = 40_000  # more than is read ahead
@@ -140,7 +140,7 @@ def test_a_file_system_that_makes_up_inodes_is_told_by_times(
     device = f"{os.major(times.st_dev)}:{os.minor(times.st_dev)}"
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"36 35 {device} / /data rw - fuse.gcsfuse bucket rw\n")
-    monkeypatch.setattr(file_errors, "MOUNTS", str(mounts))
+    monkeypatch.setattr(file_bytes, "MOUNTS", str(mounts))
     assert len(list(pipe)) == 10
 
 

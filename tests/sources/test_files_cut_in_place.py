@@ -13,7 +13,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import python
-from trainpipes.sources.arrow import pieces
+from trainpipes.sources import arrow_layout
 
 #: Of each case reads five batches, says so, and waits until the file has been changed.
 READ = """
@@ -135,9 +135,9 @@ def every_type(rows: int) -> pa.Table:
 def test_pieces_are_the_rows_that_pyarrow_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sliced: int
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 1000)
-    monkeypatch.setattr(pieces, "SHARE", 0)
-    monkeypatch.setattr("trainpipes.sources.arrow.read_arrow.WHOLE", 0)
+    monkeypatch.setattr(arrow_layout, "PIECE", 1000)
+    monkeypatch.setattr(arrow_layout, "SHARE", 0)
+    monkeypatch.setattr("trainpipes.sources.read_arrow.WHOLE", 0)
     table = every_type(1003 + sliced).slice(sliced).combine_chunks()
     path = tmp_path / "rows.arrow"
     with pa.ipc.new_file(path, table.schema) as writer:

@@ -30,7 +30,7 @@ from trainpipes.errors import (
 from trainpipes.prepare import repack
 from trainpipes.sources.files.file_reader import READERS, reader_by_name, suffixes_of
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.stages.filter import Filter
 
 

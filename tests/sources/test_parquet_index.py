@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
+from trainpipes.sources import parquet_footers as index_module
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import footers as index_module
-from trainpipes.sources.parquet.footers import read_footers
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.parquet_footers import read_footers
+from trainpipes.sources.read_parquet import ReadParquet
 
 
 def source(folder: Path, columns: list[str] | None = None) -> FileSource:

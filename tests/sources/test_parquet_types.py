@@ -15,7 +15,7 @@ import pytest
 
 import trainpipes as tp
 from every_format import opened
-from trainpipes.sources.files.schema import plain
+from trainpipes.sources.files.formats import plain
 
 ROWS = 60
 

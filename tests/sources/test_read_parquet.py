@@ -19,11 +19,10 @@ from trainpipes.errors import (
     SchemaError,
     UnreadableError,
 )
+from trainpipes.sources import parquet_footers, read_parquet
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import footers, row_groups
-from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.sources.parquet.row_groups import RowGroups
+from trainpipes.sources.read_parquet import ReadParquet, RowGroups
 
 
 def source(urls: object, columns: list[str] | None = None) -> FileSource:
@@ -63,7 +62,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_groups, "BATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(read_parquet, "BATCH_BYTES", 1 << 10)
 
 
 # Rows
@@ -82,7 +81,7 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
 ):
     begun: list[int] = []
     opened: list[int] = []
-    decode, open_file = RowGroups.decode, row_groups.ParquetFile
+    decode, open_file = RowGroups.decode, read_parquet.ParquetFile
 
     def decoding(format: RowGroups, data: Any, layout: Any, block: int, columns: Any) -> Any:
         begun.append(block)
@@ -93,7 +92,7 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
         return open_file(format, data, *more)
 
     monkeypatch.setattr(RowGroups, "decode", decoding)
-    monkeypatch.setattr(row_groups, "ParquetFile", opening)
+    monkeypatch.setattr(read_parquet, "ParquetFile", opening)
     found = source(uneven)
     long = found.lengths.tolist().index(5000)
     reader = found.reader()
@@ -156,7 +155,7 @@ HUGE = """
 import sys
 from pathlib import Path
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.read_parquet import ReadParquet
 
 def kilobytes(what):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -242,15 +241,15 @@ def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_pa
 
 def test_footers_stay_parsed_within_bounds(uneven, monkeypatch):
     parsed: list[int] = []
-    parse = footers.parse_footer
+    parse = parquet_footers.parse_footer
 
     def count(footer: bytes) -> Any:
         parsed.append(len(footer))
         return parse(footer)
 
-    monkeypatch.setattr(footers, "parse_footer", count)
+    monkeypatch.setattr(parquet_footers, "parse_footer", count)
     for limit, wanted in ((1 << 20, 0), (0, 6)):  # they were parsed when files were looked at
-        monkeypatch.setattr(footers, "FOOTER_BYTES", limit)
+        monkeypatch.setattr(parquet_footers, "FOOTER_BYTES", limit)
         found, readers = source(uneven), []
         blocks = [0, 6, len(found.lengths) - 1]
         parsed.clear()

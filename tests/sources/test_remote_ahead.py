@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from faulty_server import serving
 from trainpipes.sources.files import remote_bytes
-from trainpipes.sources.files.ahead import MAX_THREADS
+from trainpipes.sources.files.block_reader import MAX_THREADS
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.testing import digest
 

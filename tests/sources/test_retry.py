@@ -487,14 +487,14 @@ ENDS = """
 import os, signal, sys, threading, time
 import trainpipes as tp
 from trainpipes.sources.files import file_bytes
-from trainpipes.sources.parquet import row_groups
+from trainpipes.sources import read_parquet
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 # Another thread gets the signal, so that it ends no wait of the main thread: as one that comes just before.
 threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-file_bytes.SMALL_FILE = row_groups.WHOLE_BYTES = 0
+file_bytes.SMALL_FILE = read_parquet.WHOLE_BYTES = 0
 url, phase, threads = sys.argv[1], sys.argv[2], None if sys.argv[3] == "None" else int(sys.argv[3])
 pipe = tp.list_files([f"{url}/{n}.parquet" for n in range(4)], retry=tp.Retry(deadline=3600)).read_parquet()
 pipe = pipe.shuffle(50, seed=1).batch(8)

@@ -15,11 +15,11 @@ import pytest
 
 from trainpipes.errors import MissingFilesError
 from trainpipes.filesystems.retry import Requests
+from trainpipes.sources import read_parquet
 from trainpipes.sources.files import file_bytes as remote
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import row_groups
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.read_parquet import ReadParquet
 
 #: Rows of each row group of each file; the last is large enough to be fetched in parts.
 FILES = {"2.parquet": (5, 0, 7, 3, 4), "10.parquet": (1,), "more/1.parquet": (3000,)}
@@ -96,7 +96,7 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
         return ranges(requests, system, path, wanted, *more)
 
     monkeypatch.setattr(Requests, "ranges", count)
-    monkeypatch.setattr(row_groups, "BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(read_parquet, "BUFFER_BYTES", 16 << 10)
     monkeypatch.setattr(remote, "HELD_BYTES", 100_000)
     monkeypatch.setattr(remote, "LEAST_BYTES", 10_000)
     reader, last = there.reader(), len(there.lengths) - 1

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.sources.files import each_file
+from trainpipes.sources.files import file_reader
 
 
 class Slow(tp.Format):
@@ -41,6 +41,6 @@ def test_threads_help_where_files_are_slow(tmp_path, monkeypatch, slow, seconds,
     for n in range(60):
         (tmp_path / f"{n}.rows").write_bytes(bytes([n]))
     form = Slow(slow, seconds)
-    monkeypatch.setattr(each_file, "perf_counter", lambda: form.clock)
+    monkeypatch.setattr(file_reader, "perf_counter", lambda: form.clock)
     assert [row["x"] for row in tp.read_files(tmp_path, form, index=False)] == list(range(60))
     assert (len(form.by) > 1) == helped

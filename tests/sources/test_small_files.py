@@ -13,8 +13,8 @@ import pytest
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
 from trainpipes.filesystems import retry
+from trainpipes.sources import read_parquet
 from trainpipes.sources.files import file_bytes
-from trainpipes.sources.parquet import row_groups
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_file_and_its_footer_are_one_request_where_the_index_is_there(
     len(tp.list_files(f"{server.url}/*.parquet").read_parquet(index=index))
     gets(server)
     monkeypatch.setattr(file_bytes, "SMALL_FILE", 0)
-    monkeypatch.setattr(row_groups, "WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(read_parquet, "WHOLE_BYTES", 1 << 20)
     pipe = tp.list_files(f"{server.url}/*.parquet").read_parquet(index=index)
     assert [row["x"] for row in pipe] == list(range(200))
     assert gets(server) == Counter(f"GET {n}.parquet" for n in range(20))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from trainpipes.sources import compressed as compress
 from trainpipes.sources.compressed import Stream
-from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.formats import BadFileError
 from trainpipes.sources.text import pieces
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.pieces import TextLayout, check_of, scan

@@ -164,7 +164,7 @@ def test_members_of_2_gib_and_more_come_in_a_column_of_a_large_type(tmp_path, mo
     members = [("0.bin", b"a" * 11), ("0.txt", b"b"), ("1.bin", b""), ("1.txt", b"c")]
     path = tar(tmp_path / "x.tar", members)
     rows = list(tp.read_webdataset(path, text="txt"))
-    monkeypatch.setattr("trainpipes.sources.tar.read_webdataset.MOST_MEMBER", 10)
+    monkeypatch.setattr("trainpipes.sources.read_webdataset.MOST_MEMBER", 10)
     pipe = tp.read_webdataset(path, text="txt")
     kinds = [str(field.type) for field in opened(pipe).schema]
     assert kinds == ["string", "large_binary", "string"]

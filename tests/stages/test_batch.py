@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.sources.arrow import from_arrow as arrow
+from trainpipes.sources import read_arrow as arrow
 from trainpipes.stages.batch import Batch, cut
 
 

@@ -21,7 +21,7 @@ import trainpipes as tp
 from drawn import examples
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.sources.arrow import from_arrow as arrow
+from trainpipes.sources import read_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage
 

@@ -603,7 +603,7 @@ def many(folder: Path, bad: Callable[[int], bool], rows: int) -> str:
 def test_skip_does_not_leave_out_most_rows(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.interfaces.left_out.LEAST_ROWS", 10)
+    monkeypatch.setattr("trainpipes.interfaces.quarantine.LEAST_ROWS", 10)
     path = many(tmp_path, lambda n: n >= first, 300)
     pipe = tp.read_json(path, on_error="skip", block_rows=50)
     if first == 180:

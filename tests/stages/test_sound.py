@@ -129,7 +129,7 @@ def test_bytes_paths_urls_and_structs(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_file_on_a_server_is_read_in_ranges() -> None:
-    from trainpipes.filesystems.ranged_file import RangedFile
+    from trainpipes.filesystems.systems import RangedFile
 
     fetched: list[int] = []
 

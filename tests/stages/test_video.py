@@ -230,7 +230,7 @@ def test_only_what_frames_need_is_decoded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_clip_of_a_file_on_a_server_is_read_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     from s3_store import s3_store
-    from trainpipes.filesystems.ranged_file import RangedFile
+    from trainpipes.filesystems.systems import RangedFile
 
     fetched: list[int] = []
     fetch = RangedFile._fetch

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 import trainpipes as tp
 from damaged_files import tar
-from trainpipes.sources.arrow.layout import read_layout
+from trainpipes.sources.arrow_layout import read_layout
 
 #: Rows of a file, of a row group or a record batch; bytes of a row of text that is not too long.
 ROWS, GROUP, LONG = 20, 5, 300

@@ -21,7 +21,7 @@ import trainpipes as tp
 from every_stage import ENDLESS, FINITE, odd
 from ranks import in_worker
 from trainpipes import nodes
-from trainpipes.errors.text import shown
+from trainpipes.errors import shown
 from trainpipes.state.cursor import checksum, sealed, unsealed
 from trainpipes.testing import digest
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ from tokenizer_fixtures import (
 from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.testing import check_resume
-from trainpipes.tokenizers import gigatoken, parallelism
+from trainpipes.tokenizers import engine, hf
 from trainpipes.tokenizers.engine import Ragged
-from trainpipes.tokenizers.gigatoken import EVERY, FIRST, SHOWN, Checked
-from trainpipes.tokenizers.hf import HuggingFace
+from trainpipes.tokenizers.hf import EVERY, FIRST, SHOWN, Checked, HuggingFace
 
 BAD = "a text that goes wrong"
 
@@ -197,9 +196,11 @@ class TestTokenize:
 
 def test_without_the_package_tokenizers_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
-        raise PackageNotFoundError(name)
+        if name == "gigatoken":
+            raise PackageNotFoundError(name)
+        return version(name)
 
-    monkeypatch.setattr(gigatoken, "version", absent)
+    monkeypatch.setattr(hf, "version", absent)
     stage = Tokenize(tokenizer=bpe())
     assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
     assert stage.identity()["engine"] == "tokenizers"
@@ -331,28 +332,28 @@ def test_a_function_is_called_by_one_thread_at_a_time() -> None:
 class TestThePoolOfTokenizers:
     @pytest.fixture(autouse=True)
     def unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(parallelism.VARIABLE, "true")  # put back when the test is over
-        monkeypatch.setattr(parallelism, "_ours", None)
-        monkeypatch.delenv(parallelism.VARIABLE)
+        monkeypatch.setenv(engine.VARIABLE, "true")  # put back when the test is over
+        monkeypatch.setattr(engine, "_ours", None)
+        monkeypatch.delenv(engine.VARIABLE)
 
     def test_is_on_for_one_thread_and_off_for_several(self) -> None:
         for threads, expected in [(1, "true"), (2, "false"), (8, "false"), (1, "true")]:
-            parallelism.take_turns(threads)
-            assert os.environ[parallelism.VARIABLE] == expected
+            engine.take_turns(threads)
+            assert os.environ[engine.VARIABLE] == expected
             Tokenize(tokenizer=bracketed())
-            assert os.environ[parallelism.VARIABLE] == expected
+            assert os.environ[engine.VARIABLE] == expected
 
     @pytest.mark.parametrize("said", ["true", "false", "0"])
     def test_stays_what_the_user_has_set(self, monkeypatch: Any, said: str) -> None:
-        monkeypatch.setenv(parallelism.VARIABLE, said)
+        monkeypatch.setenv(engine.VARIABLE, said)
         for threads in (1, 2, 1):
-            parallelism.take_turns(threads)
-            assert os.environ[parallelism.VARIABLE] == said
+            engine.take_turns(threads)
+            assert os.environ[engine.VARIABLE] == said
 
     def test_stays_off_in_a_forked_child(self) -> None:
         script = (
             "import os\n"
-            "from trainpipes.tokenizers.parallelism import take_turns\n"
+            "from trainpipes.tokenizers.engine import take_turns\n"
             "take_turns(1)\n"
             "if os.fork() == 0:\n"
             "    take_turns(1)\n"
@@ -360,7 +361,7 @@ class TestThePoolOfTokenizers:
             "    os._exit(0)\n"
             "os.wait()\n"
         )
-        clean = {k: v for k, v in os.environ.items() if k != parallelism.VARIABLE}
+        clean = {k: v for k, v in os.environ.items() if k != engine.VARIABLE}
         done = subprocess.run(
             [*python(), "-W", "ignore", "-c", script],
             env=clean, capture_output=True, text=True, timeout=60, check=True,

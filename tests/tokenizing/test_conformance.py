@@ -20,9 +20,8 @@ from tokenizer_types import (
     tokenizer_of,
 )
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers import gigatoken
-from trainpipes.tokenizers.gigatoken import Checked, why_not, young_texts
-from trainpipes.tokenizers.hf import HuggingFace
+from trainpipes.tokenizers import hf
+from trainpipes.tokenizers.hf import Checked, HuggingFace, why_not, young_texts
 from varied import varied
 
 pytest.importorskip("gigatoken")
@@ -106,7 +105,7 @@ def test_of_every_code_point_that_is_left_to_it(name: str) -> None:
 
 def test_of_parts_of_an_array() -> None:
     tokenizer = tokenizer_of("llama 3")
-    engine = gigatoken.Gigatoken(json.dumps(content_of("llama 3")))
+    engine = hf.Gigatoken(json.dumps(content_of("llama 3")))
     texts = ["", "one", "zwei drei", "", "四", ""]
     whole = pa.array(texts, pa.large_string())
     for first in range(len(texts) + 1):
@@ -119,8 +118,8 @@ def test_of_parts_of_an_array() -> None:
 
 
 def test_stays_the_same_when_the_engine_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gigatoken, "RENEWED", 20_000)
-    engine = gigatoken.Gigatoken(json.dumps(content_of("gpt 2")))
+    monkeypatch.setattr(hf, "RENEWED", 20_000)
+    engine = hf.Gigatoken(json.dumps(content_of("gpt 2")))
     texts = pa.array(varied(200, 5), pa.large_string())
     backends, found = [], []
     for _ in range(6):

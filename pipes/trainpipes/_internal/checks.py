@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.errors import ConfigError, MissingExtraError, UnreadableError
-from trainpipes.errors.text import shown
+from trainpipes import errors
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
@@ -37,13 +36,15 @@ DEEPEST = 100
 MOST_BITS = 1023
 
 
-def wrong(option: str, rule: str, value: Any, way: str = "") -> ConfigError:
+def wrong(option: str, rule: str, value: Any, way: str = "") -> errors.ConfigError:
     """The error of an option that is not what it must be.
 
     >>> wrong("batch(batch_size)", "an integer of 1 or more", 0, "leave it out")
     ConfigError('batch(batch_size) must be an integer of 1 or more, got 0; leave it out')
     """
-    return ConfigError(f"{option} must be {rule}, got {shown(value)}{way and f'; {way}'}")
+    return errors.ConfigError(
+        f"{option} must be {rule}, got {errors.shown(value)}{way and f'; {way}'}"
+    )
 
 
 def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> None:
@@ -128,7 +129,7 @@ def refuse_special(path: str, mode: int | None = None) -> None:
         except (OSError, ValueError):
             return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UnreadableError(
+        raise errors.UnreadableError(
             f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to a file",
             path=path,
         )
@@ -183,7 +184,9 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
 def _once(names: Sequence[str], option: str) -> None:
     twice = sorted(repeated(names))
     if twice:
-        raise ConfigError(f"{option} must name each column once, got {shown(twice[0])} twice")
+        raise errors.ConfigError(
+            f"{option} must name each column once, got {errors.shown(twice[0])} twice"
+        )
 
 
 def repeated(names: Iterable[str]) -> list[str]:
@@ -239,12 +242,14 @@ Function = Annotated[Callable[..., Any], function]
 def need(package: str, what: str, oldest: str = "") -> None:
     """Raise unless a package of this version is installed."""
     if find_spec(package) is None:
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"{what} needs the package {package}, which is not installed: {pip_install(package)}"
         )
     if oldest and _version(found := version(package)) < _version(oldest):
         way = f"pip install '{package}>={oldest}'"
-        raise MissingExtraError(f"{what} needs {package} {oldest} or later, got {found}: {way}")
+        raise errors.MissingExtraError(
+            f"{what} needs {package} {oldest} or later, got {found}: {way}"
+        )
 
 
 def _version(text: str) -> tuple[int, ...]:

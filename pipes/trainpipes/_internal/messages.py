@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.errors.text import columns_of, cut, hidden, shown
+from trainpipes import errors
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
@@ -180,16 +179,16 @@ def need_columns(
         return
     said = ", ".join(f"{name!r}{nearest(name, present)}" for name in missing)
     where = f" in {path}" if path else ""
-    raise SchemaError(
-        f"{caller}: no column {said}{where}; there are {shown([*present], MOST)}",
+    raise errors.SchemaError(
+        f"{caller}: no column {said}{where}; there are {errors.shown([*present], MOST)}",
         path=path,
         stage=str(caller),
     )
 
 
-def no_columns(found: str, caller: object) -> SchemaError:
+def no_columns(found: str, caller: object) -> errors.SchemaError:
     """The error of a stage that works on columns."""
-    return SchemaError(
+    return errors.SchemaError(
         f"{caller} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
         "first",
         stage=str(caller),
@@ -247,7 +246,7 @@ def clean(error: BaseException) -> Any:
 def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseException:
     if id(error) in known:
         return known[id(error)]
-    found = error if isinstance(error, TrainpipesError) else _stand_in(error)
+    found = error if isinstance(error, errors.TrainpipesError) else _stand_in(error)
     known[id(error)] = found
     cause, context, silent = error.__cause__, error.__context__, error.__suppress_context__
     found.__cause__ = None if cause is None else _clean(cause, known)
@@ -257,7 +256,7 @@ def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseExcepti
         found.__traceback__ = error.__traceback__
     notes = getattr(error, "__notes__", None)
     if notes:
-        found.__notes__ = [hidden(str(note)) for note in notes]
+        found.__notes__ = [errors.hidden(str(note)) for note in notes]
     return found
 
 
@@ -266,7 +265,7 @@ def _stand_in(error: BaseException) -> BaseException:
     kind: Any = next(one for one in type(error).__mro__ if one.__module__ == "builtins")
     given: list[Any] = [_named(error)]
     if kind is type(error):
-        given = [one if isinstance(one, _PLAIN) else hidden(str(one)) for one in error.args]
+        given = [one if isinstance(one, _PLAIN) else errors.hidden(str(one)) for one in error.args]
     elif kind in (Exception, BaseException):
         kind = OriginalError
     try:
@@ -276,13 +275,13 @@ def _stand_in(error: BaseException) -> BaseException:
     if isinstance(error, OSError) and isinstance(found, OSError):
         found.errno = error.errno
         if kind is type(error) and error.filename is not None:
-            found.filename = hidden(str(error.filename))
+            found.filename = errors.hidden(str(error.filename))
     return found
 
 
 def _named(error: BaseException) -> str:
-    text = cut(hidden(str(error)), MOST_TEXT)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    message = errors.cut(errors.hidden(str(error)), MOST_TEXT)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 #: Columns where no terminal says how many it has, and those that a cell has at least.
@@ -322,7 +321,8 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
         cells = [folded(cell, size) for cell, size in zip(line, sizes, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
             padded = [
-                p + " " * (size - columns_of(p)) for p, size in zip(parts, sizes, strict=True)
+                p + " " * (size - errors.columns_of(p))
+                for p, size in zip(parts, sizes, strict=True)
             ]
             found.append("  ".join(padded).rstrip())
     return "\n".join(found)
@@ -338,19 +338,19 @@ def folded(text: str, width: int) -> list[str]:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    if columns_of(line) <= width:
+    if errors.columns_of(line) <= width:
         return [line]
     found, left = [""], width
     for word in re.findall(r"\S+\s?|\s+", line):
-        step = width if columns_of(word) <= width or word.isascii() else width // 2
+        step = width if errors.columns_of(word) <= width or word.isascii() else width // 2
         for part in (word[k : k + step] for k in range(0, len(word), step)):
-            if columns_of(part.rstrip()) > left:
+            if errors.columns_of(part.rstrip()) > left:
                 found.append("")
                 left = width
             found[-1] += part
-            left -= columns_of(part)
+            left -= errors.columns_of(part)
     return [part.rstrip() for part in found]
 
 
 def _widest(cell: str) -> int:
-    return max(map(columns_of, cell.split("\n")))
+    return max(map(errors.columns_of, cell.split("\n")))

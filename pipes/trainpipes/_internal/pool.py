@@ -18,9 +18,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
+from trainpipes._internal import locks
 from trainpipes._internal.activity import BYTES, TURN, doing
 from trainpipes._internal.checks import wrong
-from trainpipes._internal.locks import TICK, Bell, Flag, Living, start_all, wait_for
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,7 +62,7 @@ class Future:
     ) -> None:
         self._work: Callable[[], Any] | None = work
         self._tell = tell
-        self.finished = Flag()
+        self.finished = locks.Flag()
         self._result: Any = None
         self.begun = False
         self.error: BaseException | None = None
@@ -87,7 +87,7 @@ class Future:
     def result(self, wait: bool = False) -> Any:
         """The result; runs the task here unless another thread has begun."""
         if wait:
-            wait_for(self.finished)
+            locks.wait_for(self.finished)
         else:
             self.run()
         if self.error is not None:
@@ -116,8 +116,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()  # garbage collection within may close this pool
-        self._tasks_come = Bell()  # for threads of the pool
-        self._changed = Bell()  # for those that fork, or wait for that
+        self._tasks_come = locks.Bell()  # for threads of the pool
+        self._changed = locks.Bell()  # for those that fork, or wait for that
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._to_start: deque[threading.Thread] = deque()  # of these
@@ -152,7 +152,7 @@ class Pool:
 
     def _start(self) -> None:
         """Start new threads, also those that Ctrl-C kept from it."""
-        start_all(self._to_start)
+        locks.start_all(self._to_start)
 
     def _work(self) -> None:
         while True:
@@ -198,7 +198,7 @@ class Pool:
                         then()
                     return
                 sleeper = self._changed.sleeper()
-            sleeper.acquire(timeout=TICK)
+            sleeper.acquire(timeout=locks.TICK)
             with self._lock:
                 self._changed.forget(sleeper)
 
@@ -266,7 +266,7 @@ class Pool:
 
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
-        self._lock, self._tasks_come, self._changed = threading.RLock(), Bell(), Bell()
+        self._lock, self._tasks_come, self._changed = threading.RLock(), locks.Bell(), locks.Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._running, self._waiting = [], 0, 0
         self._to_start = deque()
@@ -321,7 +321,7 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], threads: int, name:
         pool.close()
 
 
-_pools: Living[Pool] = Living()
+_pools: locks.Living[Pool] = locks.Living()
 #: This thread's pool.
 _own = threading.local()
 

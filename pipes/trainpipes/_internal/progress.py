@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from trainpipes.errors.text import amount
+from trainpipes.errors import amount
 
 T = TypeVar("T")
 

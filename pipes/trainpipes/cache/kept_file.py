@@ -25,8 +25,8 @@ from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from trainpipes import cache
 from trainpipes._internal.messages import warn_once
-from trainpipes.cache import LOCK, PART, USED, make_room, owner, path_of, remove_leftovers
 
 try:
     import fcntl
@@ -51,7 +51,7 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a file", os.fspath(path))
-        if own and owner() not in (None, status.st_uid):
+        if own and cache.owner() not in (None, status.st_uid):
             raise NotOwnError(errno.EPERM, f"user {status.st_uid} owns it", os.fspath(path))
     except BaseException:
         os.close(handle)
@@ -67,7 +67,7 @@ def make_file(
     room: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
     """Make a file beside its place and rename it there: of two makers the last one wins."""
-    beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
+    beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{cache.PART}")
     _make_folder(path.parent, own)
     handle = open_file(beside, own=own, flags=os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -80,7 +80,7 @@ def make_file(
             os.unlink(beside)
         raise
     if own:
-        remove_leftovers(path.parent)
+        cache.remove_leftovers(path.parent)
 
 
 def _make_folder(folder: Path, own: bool = True) -> None:
@@ -88,7 +88,7 @@ def _make_folder(folder: Path, own: bool = True) -> None:
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     for one in (top.parent, top):
         os.makedirs(one, 0o700, exist_ok=True)
-    root, status, user = os.lstat(top.parent), os.lstat(top), owner()
+    root, status, user = os.lstat(top.parent), os.lstat(top), cache.owner()
     said = ""
     if stat.S_ISLNK(root.st_mode) and root.st_uid not in (user, 0):
         said = f"{top.parent} is a link of user {root.st_uid}"
@@ -290,7 +290,7 @@ class Store:
     _too_large: set[Path] = field(default_factory=set)
 
     def path(self, digest: str) -> Path:
-        return path_of(self.root, self.kind, digest)
+        return cache.path_of(self.root, self.kind, digest)
 
     def is_off(self, path: Path) -> bool:
         """Whether an entry is not worth another try: what fails, such as a full disk, may pass."""
@@ -333,14 +333,14 @@ class Store:
             )
             raise _NoRoomError
         below, used = self.root / self.kind, -1
-        with locked(below / f"room{LOCK}", PATIENCE, TICK) as mine:
+        with locked(below / f"room{cache.LOCK}", PATIENCE, TICK) as mine:
             if not mine:
                 raise _NoRoomError
             with suppress(OSError, ValueError):
-                used = int((below / f"room{USED}").read_text())
+                used = int((below / f"room{cache.USED}").read_text())
             if not 0 <= used <= self.most - size:
-                used = make_room(self.root, int(LEFT * self.most) - size, self.kind)
+                used = cache.make_room(self.root, int(LEFT * self.most) - size, self.kind)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with open(open_file(below / f"room{USED}", flags=flags), "w") as counter:
+            with open(open_file(below / f"room{cache.USED}", flags=flags), "w") as counter:
                 counter.write(str(used + size))
             yield

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes._internal.messages import in_color, table, terminal_width
-from trainpipes.errors.text import amount, escaped
+from trainpipes.errors import amount, escaped
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline

@@ -34,8 +34,7 @@ from trainpipes.columns.row_types import (
 )
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import column_of
-from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.errors.text import shown
+from trainpipes.errors import SchemaError, TrainpipesError, shown
 
 
 def table_of(data: Payload, caller: object) -> pa.Table:

@@ -13,8 +13,7 @@ from trainpipes._internal.checks import require
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.rectangles import RaggedRows
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, DataError, shown
 
 
 def pad_sequences(

@@ -21,8 +21,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.columns.arrays import dtype_of, is_list, is_number, to_arrow, to_numpy
-from trainpipes.errors import DataError
-from trainpipes.errors.text import shown
+from trainpipes.errors import DataError, shown
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow
 from trainpipes.columns.row_types import CELL, NoColumn, as_array, is_open, type_of, unite
-from trainpipes.errors.text import shown
+from trainpipes.errors import shown
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:

@@ -16,14 +16,13 @@ import torch
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, shown
+from trainpipes.interfaces import options
 from trainpipes.interfaces.quarantine import Quarantine
-from trainpipes.interfaces.yaml_values import SCALARS, STANDARD, arrow_schema, with_scalars
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
-_OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in SCALARS))
+_OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in options.SCALARS))
 TAGS = ("!function", "!pipeline")
 
 
@@ -75,7 +74,9 @@ class Document:
         rule = f"a config must have at most {LARGEST:,} bytes"
         self.need(len(text) <= LARGEST, None, "", rule)
         try:
-            root = yaml.compose(text, with_scalars(yaml.SafeLoader, yaml_implicit_resolvers={}))
+            root = yaml.compose(
+                text, options.with_scalars(yaml.SafeLoader, yaml_implicit_resolvers={})
+            )
         except (yaml.YAMLError, RecursionError) as error:
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             number = text.count("\n", 0, position) if mark is None else mark.line
@@ -89,7 +90,10 @@ class Document:
     def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
         """PyYAML's node as ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
-        tag, quoted = given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
+        tag, quoted = (
+            given.tag.replace(options.STANDARD, "!!"),
+            getattr(given, "style", None) is not None,
+        )
         node = Node(None, given.start_mark.line + 1, tag, quoted)
         rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
         self.need(self._count <= MOST and depth <= DEEPEST, node, "", rule)
@@ -111,7 +115,11 @@ class Document:
         else:
             kind = tag.removeprefix("!!")
             try:
-                node.value = SCALARS[kind][1](given.value) if kind in SCALARS else given.value
+                node.value = (
+                    options.SCALARS[kind][1](given.value)
+                    if kind in options.SCALARS
+                    else given.value
+                )
             except ValueError as error:
                 said = f"{shown(given.value)} is no {kind}: {error}"
                 raise self.error(node, "", said) from None
@@ -126,7 +134,9 @@ def resolved(text: str) -> Any:
     >>> [resolved(text) for text in ("1e-4", "010", "0x10", "yes", "~", "1.", ".inf", "12:30")]
     [0.0001, 10, 16, 'yes', None, 1.0, inf, '12:30']
     """
-    return next((read(text) for rule, read in SCALARS.values() if re.fullmatch(rule, text)), text)
+    return next(
+        (read(text) for rule, read in options.SCALARS.values() if re.fullmatch(rule, text)), text
+    )
 
 
 def expanded(text: str) -> str:
@@ -210,6 +220,6 @@ def _dtype(name: Any) -> torch.dtype:
 #: What the value of an option of such a type is made of.
 MADE: dict[Any, Callable[[Any], Any]] = {
     torch.dtype: _dtype,
-    pa.Schema: arrow_schema,
+    pa.Schema: options.arrow_schema,
     Quarantine: Quarantine.of,
 }

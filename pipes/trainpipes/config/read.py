@@ -11,13 +11,11 @@ from typing import Any
 
 from trainpipes._internal.messages import nearest
 from trainpipes.config import document
-from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
-from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, TrainpipesError, shown
+from trainpipes.interfaces.options import declared_kinds
 from trainpipes.interfaces.quarantine import Quarantine
 from trainpipes.interfaces.stage import Stage, snake_case, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
-from trainpipes.interfaces.yaml_values import declared_kinds
 from trainpipes.pipeline import starts
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.recipe import recipe
@@ -27,15 +25,15 @@ _KEYS = ("recipe", "options", "stages")
 
 
 @dataclass
-class Reader(Document):
+class Reader(document.Document):
     """Makes the pipeline that a document describes."""
 
     allow_imports: bool = False
     storage_options: Mapping[str, Any] | None = None
     used_storage: bool = False
 
-    def change(self, root: Node, path: str, value: Any) -> None:
-        steps, node = path_steps(path), root
+    def change(self, root: document.Node, path: str, value: Any) -> None:
+        steps, node = document.path_steps(path), root
         for at, step in enumerate(steps):
             if at > 1 and steps[at - 2] == "stages":
                 node = self._stage_parts(node, path, first=steps[at - 1] == 0)[2]
@@ -43,45 +41,47 @@ class Reader(Document):
                 node.value = {}
             there, last = node.value, at == len(steps) - 1
             if at == 0 and step == "options" and isinstance(there, dict):
-                there.setdefault(step, Node({}))
+                there.setdefault(step, document.Node({}))
             good = isinstance(there, dict) and isinstance(step, str) and (last or step in there)
             if isinstance(there, list) and isinstance(step, int):
                 good = step < len(there)
             names = [str(key) for key in there] if isinstance(there, dict) else []
             has = f"it has {', '.join(names)}" if names else f"it is {node}"
             said = f"there is no {shown(step)}{nearest(str(step), names)}; {has}"
-            self.need(good, Node(None), path, said)
+            self.need(good, document.Node(None), path, said)
             if last:
-                there[step] = Node.of(value)
+                there[step] = document.Node.of(value)
             else:
                 node = there[step]
 
     # Nodes to values
 
-    def value(self, node: Node, path: str) -> Any:
+    def value(self, node: document.Node, path: str) -> Any:
         if node.tag == "!pipeline":
-            return self.pipeline(Node(node.value, node.line), path)
+            return self.pipeline(document.Node(node.value, node.line), path)
         value = node.value
         if isinstance(value, dict):
-            value = {key: self.value(inner, joined(path, key)) for key, inner in value.items()}
+            value = {
+                key: self.value(inner, document.joined(path, key)) for key, inner in value.items()
+            }
         elif isinstance(value, list):
             value = [self.value(inner, f"{path}[{n}]") for n, inner in enumerate(value)]
         elif isinstance(value, str) and "${" in value and node.line is not None:
-            value = self._asked(node, path, expanded, value)
-            value = value if node.quoted else self._asked(node, path, resolved, value)
+            value = self._asked(node, path, document.expanded, value)
+            value = value if node.quoted else self._asked(node, path, document.resolved, value)
         return self._imported(value, node, path) if node.tag else value
 
-    def _asked(self, node: Node, path: str, call: Callable[..., Any], *given: Any) -> Any:
+    def _asked(self, node: document.Node, path: str, call: Callable[..., Any], *given: Any) -> Any:
         """What a function says, whose ValueError then says where."""
         try:
             return call(*given)
         except ValueError as error:
             raise self.error(node, path, error) from error
 
-    def _imported(self, name: Any, node: Node, path: str) -> Any:
+    def _imported(self, name: Any, node: document.Node, path: str) -> Any:
         return self._asked(node, path, document.imported, name, self.allow_imports)
 
-    def _option(self, node: Node, path: str, kinds: list[Any]) -> Any:
+    def _option(self, node: document.Node, path: str, kinds: list[Any]) -> Any:
         value = self.value(node, path)
         calls = Callable in kinds and str not in kinds
         if calls and isinstance(value, str) and document.is_name(value):
@@ -93,7 +93,7 @@ class Reader(Document):
 
     # Values to a pipeline
 
-    def pipeline(self, node: Node, path: str = "") -> Pipeline:
+    def pipeline(self, node: document.Node, path: str = "") -> Pipeline:
         """The pipeline of a document, or of a ``!pipeline`` in it."""
         given, pipeline = node.value, None
         has = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
@@ -103,14 +103,19 @@ class Reader(Document):
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
                 hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
-                raise self.error(value, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
-        options, stages = (given.get(key, Node(None)) for key in ("options", "stages"))
+                raise self.error(
+                    value, document.joined(path, key), f"{said}{', '.join(_KEYS)}{hint}"
+                )
+        options, stages = (given.get(key, document.Node(None)) for key in ("options", "stages"))
         if "recipe" in given:
             pipeline = self._recipe(given["recipe"], options, path)
         elif "options" in given:
             said = "options are those of a recipe: name one"
-            raise self.error(options, joined(path, "options"), said)
-        at, good = joined(path, "stages"), isinstance(stages.value or [], list) and not stages.tag
+            raise self.error(options, document.joined(path, "options"), said)
+        at, good = (
+            document.joined(path, "stages"),
+            isinstance(stages.value or [], list) and not stages.tag,
+        )
         self.need(good, stages, at, f"stages must be a list, got {stages}")
         for number, stage in enumerate(stages.value or []):
             pipeline = self._stage(stage, f"{at}[{number}]", pipeline)
@@ -119,8 +124,8 @@ class Reader(Document):
             raise self.error(node, path, said)
         return pipeline
 
-    def _recipe(self, node: Node, options: Node, path: str) -> Pipeline:
-        at, prefix = joined(path, "recipe"), joined(path, "options")
+    def _recipe(self, node: document.Node, options: document.Node, path: str) -> Pipeline:
+        at, prefix = document.joined(path, "recipe"), document.joined(path, "options")
         name = self.value(node, at)
         try:
             function = recipe_function(str(name))
@@ -131,7 +136,7 @@ class Reader(Document):
         make, given = partial(recipe, name), options.value or {}
         return self._made(make, function, node, at, given, prefix)
 
-    def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
+    def _stage(self, node: document.Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages so far and an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
         reads = issubclass(kind, ReadingSource)
@@ -152,10 +157,12 @@ class Reader(Document):
 
         return self._made(make, kind, node, path, options.value, path)
 
-    def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
+    def _stage_parts(
+        self, node: document.Node, path: str, first: bool
+    ) -> tuple[str, type[Stage], document.Node]:
         """The name of a stage, its class, and its options by name, as they then stand there."""
         if isinstance(node.value, str) and not node.tag:
-            node.value = {node.value: Node(None, node.line)}
+            node.value = {node.value: document.Node(None, node.line)}
         good = isinstance(node.value, dict) and len(node.value) == 1 and not node.tag
         rule = "a stage must be a name, or a name and its options such as batch: 8"
         self.need(good, node, path, f"{rule}; got {node}")
@@ -167,10 +174,10 @@ class Reader(Document):
             said = f"{name} has no options, got {options}"
             self.need(takes or options.value is None, node, path, said)
             inner = {} if options.value is None else {takes[0]: options}
-            options = node.value[name] = Node(inner, options.line)
+            options = node.value[name] = document.Node(inner, options.line)
         return name, kind, options
 
-    def _stage_class(self, name: str, node: Node, path: str) -> type[Stage]:
+    def _stage_class(self, name: str, node: document.Node, path: str) -> type[Stage]:
         known = stage_classes()
         if name in known:
             return known[name]
@@ -187,15 +194,15 @@ class Reader(Document):
         self,
         make: Callable[..., Pipeline],
         kind: Callable[..., Any],
-        node: Node,
+        node: document.Node,
         path: str,
-        nodes: Mapping[str, Node],
+        nodes: Mapping[str, document.Node],
         prefix: str,
     ) -> Pipeline:
         """What a stage or a recipe makes of its options; an error says where they stand."""
         kinds, options = declared_kinds(kind), {}
         for name, one in nodes.items():
-            at = joined(prefix, name)
+            at = document.joined(prefix, name)
             way = "tp.load(path, storage_options=...), so that credentials are in no file"
             said = f"storage_options are not part of a config: {way}"
             self.need(name != "storage_options", one, at, said)
@@ -214,7 +221,7 @@ class Reader(Document):
         except Exception as error:
             about = _blamed(step, str(error), {name: options[name] for name in nodes})
             if about is not None:
-                node, path = nodes[about], joined(prefix, about)
+                node, path = nodes[about], document.joined(prefix, about)
             if not isinstance(error, TrainpipesError):
                 raise self.error(node, path, error) from error
             error.message = f"{self.at(node, path)}{error.message}"

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from zlib import crc32
 
+from trainpipes import errors
 from trainpipes._internal.checks import local_path
 from trainpipes._internal.locks import Flag, InterruptibleLock, start
-from trainpipes.errors import ConfigError, TrainpipesError, UnreachableError
-from trainpipes.errors.text import shown
 from trainpipes.filesystems.retry import NORMAL, WRITING, Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 
@@ -112,12 +111,12 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
     what = f"{caller}(): {place} cannot be written"
     try:
         yield
-    except UnreachableError as error:
+    except errors.UnreachableError as error:
         error.message = f"{what}: {error.message.removeprefix(f'{error.path}: ')}"
         raise
     except (OSError, NotImplementedError) as error:
         why = str(getattr(error, "strerror", None) or error)
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{what}: {why}; free space there or allow writing, or give another folder",
             path=str(path),
         ) from error
@@ -153,9 +152,9 @@ def place_at(
     if not rest or scheme in ("file", "local"):
         url = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
     elif "::" in url:
-        raise ConfigError(
-            f"{caller}(folder) must be a path, or the URL of one file system, got {shown(url)}: leave out "
-            "what stands before '::'"
+        raise errors.ConfigError(
+            f"{caller}(folder) must be a path, or the URL of one file system, got {errors.shown(url)}: leave "
+            "out what stands before '::'"
         )
     retry = Retry.of(retry, f"{caller}(retry)")
     system, path = open_system(url, storage_options or {}, retry)
@@ -277,8 +276,8 @@ class Place:
         """
         return _LocalLock(self) if self.is_local else _Lease(self)
 
-    def taken(self, who: str) -> ConfigError:
-        return ConfigError(
+    def taken(self, who: str) -> errors.ConfigError:
+        return errors.ConfigError(
             f"{self.caller}(): {who} writes to {self.root}: let one process write, one rank of several, or "
             "give each a folder of its own",
             path=self.root,
@@ -381,7 +380,7 @@ class _Lease:
         if not self._may_be_there:
             return
         self._ended.set()
-        with self._writing, clean_up(self._place.at(LOCK)), suppress(ConfigError):
+        with self._writing, clean_up(self._place.at(LOCK)), suppress(errors.ConfigError):
             self._check_own()
             self._remove()
 
@@ -412,7 +411,7 @@ class _Lease:
         if found is not None and found["token"] != self._me["token"]:
             raise self._taken(found)
 
-    def _taken(self, found: dict[str, Any]) -> ConfigError:
+    def _taken(self, found: dict[str, Any]) -> errors.ConfigError:
         return self._place.taken(f"process {found['pid']} of {found['host']}")
 
     def _read(self) -> dict[str, Any] | None:
@@ -445,7 +444,7 @@ def clean_up(what: str) -> Iterator[None]:
     """What fails is a warning: all that counts is there."""
     try:
         yield
-    except (OSError, TrainpipesError) as error:
+    except (OSError, errors.TrainpipesError) as error:
         log.warning(
             "%s is of no more use, and cannot be removed: %s; remove it by hand", what, error
         )

@@ -22,10 +22,8 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from trainpipes._internal.locks import start
-from trainpipes._internal.messages import OriginalError
-from trainpipes._internal.pool import Future
-from trainpipes.errors.text import cut, hidden
+from trainpipes._internal import locks, messages, pool
+from trainpipes.errors import cut, hidden
 
 #: Of a failure.
 Kind = Literal["passing", "access", "rejected", "changed", "missing", "other"]
@@ -192,7 +190,7 @@ def _seconds(headers: Any) -> float:
 
 def _line(error: BaseException) -> str:
     text = " ".join(hidden(str(error)).split())
-    if isinstance(error, OriginalError):
+    if isinstance(error, messages.OriginalError):
         return text
     text = cut(text, SHOWN)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -321,7 +319,7 @@ def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, An
     return found if inspect.ismethod(found) else partial(found, system)
 
 
-class Answer(Future):
+class Answer(pool.Future):
     """What a request gives, once it is there."""
 
     def cancel(self) -> None:
@@ -355,5 +353,5 @@ class _InLoop(Answer):
 
 def _in_thread(work: Callable[[], Any]) -> Answer:
     answer = Answer(work)
-    start(threading.Thread(target=answer.run, name="trainpipes-request", daemon=True))
+    locks.start(threading.Thread(target=answer.run, name="trainpipes-request", daemon=True))
     return answer

@@ -14,25 +14,9 @@ from typing import Any, TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
 
-from trainpipes._internal.activity import BYTES, count, doing
-from trainpipes._internal.checks import copied, require, whole_number
-from trainpipes._internal.locks import TICK, Flag
-from trainpipes._internal.messages import clean
-from trainpipes._internal.pool import side_by_side, waits
-from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
-from trainpipes.errors.text import hidden
-from trainpipes.filesystems.request import (
-    Answer,
-    Failure,
-    OtherVersionError,
-    Ranges,
-    Wanted,
-    begin,
-    begin_ranges,
-    current,
-    renew,
-    understand,
-)
+from trainpipes import errors
+from trainpipes._internal import activity, checks, locks, messages, pool
+from trainpipes.filesystems import request
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
@@ -73,7 +57,7 @@ WRITING = (
     "retry=tp.Retry({option}=...)",
 )
 
-_exiting = Flag()  # the interpreter's end does not wait for servers
+_exiting = locks.Flag()  # the interpreter's end does not wait for servers
 atexit.register(_exiting.set)
 _last_message = -math.inf
 #: How many times this process has made a request again, and what of it the last message said.
@@ -106,15 +90,15 @@ class Retry:
 
     def __post_init__(self) -> None:
         for name in ("deadline", "timeout")[: 1 if self.timeout is None else 2]:
-            seconds = copied(getattr(self, name))
+            seconds = checks.copied(getattr(self, name))
             good = (
                 isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
             )
-            require(good, f"Retry({name})", "a number of seconds above 0", seconds)
+            checks.require(good, f"Retry({name})", "a number of seconds above 0", seconds)
             object.__setattr__(self, name, float(seconds))
         if self.max_attempts is not None:
-            most = copied(self.max_attempts)
-            whole_number(most, 1, "Retry(max_attempts)", "tries of a request")
+            most = checks.copied(self.max_attempts)
+            checks.whole_number(most, 1, "Retry(max_attempts)", "tries of a request")
             object.__setattr__(self, "max_attempts", most)
 
     def __repr__(self) -> str:
@@ -125,7 +109,7 @@ class Retry:
         """The value of an option: a ``Retry``, or a dict of its arguments as in a config."""
         if isinstance(value, Mapping) and value.keys() <= {one.name for one in fields(Retry)}:
             value = Retry(**value)
-        require(isinstance(value, Retry), option, "a trainpipes.Retry", value)
+        checks.require(isinstance(value, Retry), option, "a trainpipes.Retry", value)
         found: Retry = value
         return found
 
@@ -147,7 +131,7 @@ class Requests:
 
     def __init__(self, retry: Retry = NORMAL, cure: tuple[str, str] = READING) -> None:
         self._retry, self._seconds, self._cure = retry, retry.deadline, cure
-        self._stopped = Flag()
+        self._stopped = locks.Flag()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -163,7 +147,7 @@ class Requests:
 
         try:
             firsts = range(0, len(items), share)
-            parts = side_by_side(several, firsts, min(most, len(items)), "trainpipes-files")
+            parts = pool.side_by_side(several, firsts, min(most, len(items)), "trainpipes-files")
             return [found for part in parts for found in part]
         except BaseException:
             self.stop()
@@ -175,12 +159,12 @@ class Requests:
         changes = method == "cat_file"
 
         def work(left: float) -> Any:
-            return self._result(begin(system, method, *paths, **options), left)
+            return self._result(request.begin(system, method, *paths, **options), left)
 
         return self._until_done(system, name, work, size, method in LONG_CALLS, changes)[0]
 
     def ranges(
-        self, system: Any, path: str, ranges: Ranges, size: int, version: str = ""
+        self, system: Any, path: str, ranges: request.Ranges, size: int, version: str = ""
     ) -> tuple[list[bytes], int]:
         """Several ranges of a file, and how many times they were asked for."""
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
@@ -188,8 +172,8 @@ class Requests:
         def fetch(left: float) -> None:
             missing = [one for one in ranges if one not in parts]
             wanted = [(path, one, version, size) for one in missing]
-            found = self._result(begin_ranges(system, wanted), left)
-            count("requests", len(wanted))
+            found = self._result(request.begin_ranges(system, wanted), left)
+            activity.count("requests", len(wanted))
             failed: list[Exception] = []
             for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
@@ -198,9 +182,11 @@ class Requests:
                     failed.append(self._short(system, path, size, len(part), stop - start))
                 else:
                     parts[start, stop] = part
-                    count("bytes", len(part))
+                    activity.count("bytes", len(part))
             if failed:
-                raise next((e for e in failed if understand(e).kind != "passing"), failed[0])
+                raise next(
+                    (e for e in failed if request.understand(e).kind != "passing"), failed[0]
+                )
 
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
         amount = size if whole else sum(stop - start for start, stop in ranges)
@@ -208,11 +194,11 @@ class Requests:
         _, tries = self._until_done(system, name, fetch, amount, changes=True)
         return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
-    def small_files(self, system: Any, wanted: Sequence[Wanted], most: int) -> list[Any]:
+    def small_files(self, system: Any, wanted: Sequence[request.Wanted], most: int) -> list[Any]:
         """Whole files, or errors; without retries."""
         limit = try_seconds(self._retry) + sum(size for *_, size in wanted) / SLOWEST
         try:
-            found: list[Any] = self._result(begin_ranges(system, wanted, most), limit)
+            found: list[Any] = self._result(request.begin_ranges(system, wanted, most), limit)
         except TimeoutError as error:
             return [error] * len(wanted)
         return found
@@ -220,9 +206,9 @@ class Requests:
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
         """What fewer bytes mean: a file that has become shorter, or a broken connection."""
         system.invalidate_cache()
-        now = self._result(begin(system, "size", path), try_seconds(self._retry))
+        now = self._result(request.begin(system, "size", path), try_seconds(self._retry))
         if now is not None and now < size:
-            return OtherVersionError(f"it had {size:,} bytes, and has {now:,}")
+            return request.OtherVersionError(f"it had {size:,} bytes, and has {now:,}")
         return EOFError(f"{got:,} of {asked:,} bytes have come")
 
     def _until_done(
@@ -242,15 +228,15 @@ class Requests:
         most, renewed = self._retry.max_attempts or math.inf, False
         while True:
             tries += 1
-            used = current(system)
+            used = request.current(system)
             try:
                 return work(min(limit, end + more - time.monotonic())), tries
-            except (Stopped, UnreachableError):
+            except (Stopped, errors.UnreachableError):
                 raise
             except Exception as error:
-                failure, last = understand(error, handled), error
+                failure, last = request.understand(error, handled), error
             if failure.expired and not renewed:  # once: what was renewed may be no better
-                renewed = renew(system, used)
+                renewed = request.renew(system, used)
                 failure = replace(failure, kind="passing" if renewed else failure.kind)
             if failure.kind == "changed" and not changes:
                 failure = replace(failure, kind="rejected")
@@ -259,16 +245,16 @@ class Requests:
                 end = min(end, now + self._seconds)
             delay = max(pause, failure.wait)
             if failure.kind != "passing" or now + delay >= end or tries >= most:
-                last = clean(last)
+                last = messages.clean(last)
                 final = self._final(name, failure, last, tries, now - began)
                 if final is last:
                     raise final
                 raise final from last
             self._say(name, failure.text)
-            self._wait(Flag(), delay)
+            self._wait(locks.Flag(), delay)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _result(self, answer: Answer, seconds: float) -> Any:
+    def _result(self, answer: request.Answer, seconds: float) -> Any:
         try:
             if not self._wait(answer.finished, seconds):
                 raise TimeoutError(f"no answer in {seconds:.3g} s")
@@ -276,13 +262,13 @@ class Requests:
         finally:
             answer.cancel()
 
-    def _wait(self, flag: Flag, seconds: float) -> bool:
+    def _wait(self, flag: locks.Flag, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while not flag.is_set() and (left := end - time.monotonic()) > 0:
             if self._stopped.is_set() or _exiting.is_set():
                 raise Stopped
-            with waits(), doing(BYTES):
-                flag.wait(min(left, TICK))
+            with pool.waits(), activity.doing(activity.BYTES):
+                flag.wait(min(left, locks.TICK))
         return flag.is_set()
 
     def _say(self, name: str, text: str) -> None:
@@ -296,19 +282,19 @@ class Requests:
             since > 1
         )
         log.warning(
-            "%s", hidden(f"{name}: {text}; tried again for up to {self._seconds:g} s{many}")
+            "%s", errors.hidden(f"{name}: {text}; tried again for up to {self._seconds:g} s{many}")
         )
 
     def _final(
-        self, name: str, failure: Failure, error: Exception, tries: int, seconds: float
+        self, name: str, failure: request.Failure, error: Exception, tries: int, seconds: float
     ) -> Exception:
         kind, text = failure.kind, failure.text
         if kind == "other" or (kind == "missing" and isinstance(error, FileNotFoundError)):
             return error
         if kind == "missing":
-            return FileNotFoundError(hidden(name))
+            return FileNotFoundError(errors.hidden(name))
         if kind == "changed":
-            return DataChangedError(
+            return errors.DataChangedError(
                 f"{name}: the file has changed since the files were listed: the server says so "
                 f"({text}); bring the old one back, or build the pipeline again",
                 path=name,
@@ -321,7 +307,9 @@ class Requests:
             more=f"more than {tries}" if out else f"for longer than {self._seconds:g} s",
             times="1 try" if tries == 1 else f"{tries} tries", seconds=seconds,
         )  # fmt: skip
-        return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
+        return errors.UnreachableError(
+            f"{name}: {said}", path=name, attempts=tries, seconds=seconds
+        )
 
 
 def given(retry: Retry) -> dict[str, Any]:
@@ -344,7 +332,7 @@ def _name(system: Any, path: str) -> str:
 
 def _checked(found: Any, asked: int, name: str) -> bytes:
     if len(found) > asked:
-        raise UnreadableError(
+        raise errors.UnreadableError(
             f"{name}: the server sent {len(found):,} bytes where {asked:,} were asked for: it does not know "
             "ranges; fetch the file first, for instance by 'simplecache::' before the URL",
             path=name,

@@ -1,10 +1,16 @@
-"""The file system of a path or URL."""
+"""The file system of a path or URL; and a file that a row names: opened here, or read from a server in
+ranges.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import stat
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.cached import CachingFileSystem
@@ -15,7 +21,7 @@ from trainpipes._internal.checks import pip_install
 from trainpipes._internal.messages import clean, nearest
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.filesystems.request import try_once
-from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.filesystems.retry import NORMAL, Requests, Retry
 
 #: Connections to one store, at most.
 CONNECTIONS = 64
@@ -73,3 +79,99 @@ async def _refuse_redirection(response: Any) -> None:
         said = f"{response.reason}, and it does not say where to"
         about = response.request_info, response.history
         raise aiohttp.ClientResponseError(*about, status=response.status, message=said)
+
+
+#: Bytes that are fetched at once, at least, and at most where a file is read from front to back.
+BLOCK, MOST = 16 << 10, 4 << 20
+
+
+class RangedFile(io.RawIOBase):
+    """The bytes of a file on a server, for libraries that read files.
+
+    Libraries in C drop what a read raises: it gives no more bytes from then on, and ``check`` raises it.
+    """
+
+    def __init__(self, system: Any, path: str, retry: Retry) -> None:
+        super().__init__()
+        self._system, self._path, self._requests = system, path, Requests(retry)
+        self._size = int(self._requests.call(system, "size", path))
+        self._blocks: dict[int, bytes] = {}
+        self._position, self._next, self._ahead = 0, 0, 1
+        self._error: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
+        return self._position
+
+    def readall(self) -> bytes:
+        return self.read(-1) or b""
+
+    def read(self, size: int | None = -1) -> bytes:
+        start = self._position
+        stop = self._size if size is None or size < 0 else min(self._size, start + size)
+        if stop <= start or self._error is not None:
+            return b""
+        first, last = start // BLOCK, (stop - 1) // BLOCK
+        try:
+            self._fetch([n for n in range(first, last + 1) if n not in self._blocks])
+        except BaseException as error:
+            self._error = error
+            return b""
+        self._position = stop
+        whole = b"".join(self._blocks[n] for n in range(first, last + 1))
+        return whole[start - first * BLOCK : stop - first * BLOCK]
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _fetch(self, missing: list[int]) -> None:
+        if not missing:
+            return
+        follows = missing[0] == self._next
+        self._ahead = min(2 * self._ahead, MOST // BLOCK) if follows else 1
+        stop = max(missing[-1] + 1, missing[0] + self._ahead)
+        span = missing[0] * BLOCK, min(stop * BLOCK, self._size)
+        ((data,), _) = self._requests.ranges(self._system, self._path, [span], self._size)
+        for at in range(0, len(data), BLOCK):
+            self._blocks[missing[0] + at // BLOCK] = data[at : at + BLOCK]
+        self._next = stop
+
+    def check(self) -> None:
+        """Raise what a read has raised."""
+        if self._error is not None:
+            raise self._error
+
+
+def open_named(
+    name: str,
+    folder: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    retry: Retry = NORMAL,
+    whole: bool = True,
+) -> BinaryIO:
+    """A file by its path or URL; one on a server is fetched at once if the ``whole`` is needed.
+
+    Raises:
+        OSError: it is not there, or is no file.
+    """
+    if folder is not None and "://" not in name and not os.path.isabs(name):
+        name = f"{folder.rstrip('/')}/{name}"
+    system, path = open_system(name, options or {}, retry)
+    if not is_local(system):
+        if whole:
+            return io.BytesIO(Requests(retry).call(system, "cat_file", path))
+        return cast(BinaryIO, RangedFile(system, path, retry))
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FileNotFoundError(errno.ENOENT, "it is no file", path)
+    return Path(path).open("rb")

@@ -1,3 +1,7 @@
+"""Options of stages: how they are declared, written in a config (YAML 1.2's scalars) and in a ``repr``, and
+what messages say of a stage, or of ``Loader``, beside its own text, by the name of its class.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -5,29 +9,213 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
+from trainpipes import errors
 from trainpipes._internal.checks import require
+from trainpipes._internal.messages import nearest
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
-from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.errors.text import (
-    cut,
-    hidden,
-    is_secret,
-    known_name,
-    shown,
-    stand_in,
-    without_url_secrets,
-)
+from trainpipes.errors import shown
+
+#: How the names of YAML's own tags begin.
+STANDARD = "tag:yaml.org,2002:"
+
+#: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
+SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    ),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
+    ),
+}
+
+
+def with_scalars(kind: Any, **members: Any) -> Any:
+    """PyYAML's loader or dumper, which takes for numbers, bools and null what ``SCALARS`` says, too."""
+    made: Any = type(kind.__name__, (kind,), members)
+    for name, (rule, _) in SCALARS.items():
+        made.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
+    return made
+
+
+def declared_kinds(make: Any) -> dict[str, list[Any]]:
+    """The types of each option, without what these hold: ``[Sequence, NoneType]``."""
+    try:
+        types = get_type_hints(make)
+    except Exception:  # of types that are only there for type checkers
+        return {}
+    kinds = {}
+    for name, declared in types.items():
+        union = get_origin(declared) in (Union, UnionType)
+        parts = get_args(declared) if union else (declared,)
+        kinds[name] = [get_origin(part) or part for part in parts]
+    return kinds
+
+
+def _arrow_type(text: Any) -> pa.DataType:
+    inner = re.fullmatch(r"list<(?:item: )?(.{1,200})>", str(text))
+    if inner is not None:
+        return pa.list_(_arrow_type(inner[1]))
+    try:
+        return pa.type_for_alias(str(text))
+    except ValueError:
+        rule = "an Arrow type must be int64, string, timestamp[us], list<int32> or the like"
+        raise ValueError(f"{rule}, got {shown(text)}") from None
+
+
+def arrow_schema(value: Any) -> pa.Schema:
+    """The schema of a mapping of names to types as text; raises ValueError.
+
+    >>> arrow_schema({"x": "list<list<int32>>"})
+    x: list<item: list<item: int32>>
+      child 0, item: list<item: int32>
+          child 0, item: int32
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
+    return pa.schema([(str(name), _arrow_type(kind)) for name, kind in value.items()])
+
+
+T = TypeVar("T")
+#: How a user's function draws at random there.
+DRAWS = {
+    "Stage": "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own",
+    "TableStage": (
+        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
+        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
+    ),
+    "RowStage": "use map(fn, rng=True) instead, whose function gets a row and a generator of its own",
+    "FinishingStage": "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own",
+    "Filter": "draw in a map(fn, rng=True) before it, and look here at its column; or use sample(fraction)",
+    "FlatMap": "draw in a map(fn, rng=True) before it, which adds what was drawn to the row",
+    "ImageTransform": "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)",
+    "Map": "pass rng=True: the function is called as fn(row, rng), with a generator for each row",
+    "ColumnFunction": "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)",
+}
+_COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
+_SEED = "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)"
+#: What to write instead of other libraries' options.
+ELSEWHERE = {
+    "Stage": {},
+    "Map": {
+        "batched": _COLUMNS,
+        "batch_size": _COLUMNS,
+        "num_proc": "use num_workers=..., method='process'",
+        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
+        "with_indices": "enumerate() adds the row's number as a column",
+    },
+    "Loader": {
+        "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",
+        "batch_size": "the pipeline makes the batches: pipe.batch(batch_size)",
+        "collate_fn": "a stage after batch() makes the batch: pipe.batch(n).collate(fn), or pad_collate()",
+        "dataset": "the pipeline is its first argument; trainpipes.from_dataset(dataset) makes one",
+        "drop_last": "pipe.batch(n, drop_last=True)",
+        "generator": _SEED,
+        "in_order": "batches always come in order",
+        "pin_memory_device": "pipe.to(device) brings batches to a device",
+        "sampler": "give it to trainpipes.from_dataset(dataset, sampler=...)",
+        "seed": _SEED,
+        "shuffle": "a stage shuffles: pipe.shuffle(buffer_size, seed=0) before batch()",
+    },
+}
+#: An example call, where other libraries' calls look different.
+EXAMPLES = {"Stage": "", "Mix": 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'}
+
+
+def hint(of: Mapping[str, T], kind: type) -> T:
+    """What a table says of a class of stages: of the first of its bases here that is in it."""
+    ours = (base.__name__ for base in kind.__mro__ if base.__module__.startswith("trainpipes."))
+    return next(of[name] for name in ours if name in of)
+
+
+def refuse_unknown(options: Iterable[str], known: Sequence[str], kind: type, name: str) -> None:
+    """Raise TypeError for an option that a class, called ``name``, does not take."""
+    elsewhere = hint(ELSEWHERE, kind)
+    for option in (one for one in options if one not in known):
+        takes = f"{nearest(option, known)}; it takes {', '.join(known) or 'none'}"
+        said = f": {elsewhere[option]}" if option in elsewhere else takes
+        raise TypeError(f"{name}() has no option {option!r}{said}")
+
+
+# Objects that have epochs, an order or a position of their own
+
+
+def is_pipeline(value: Any) -> bool:
+    return hasattr(value, "stages") and hasattr(value, "then")
+
+
+def is_hf_stream(value: Any) -> bool:
+    """Whether it is a ``datasets.IterableDataset``."""
+    return all(hasattr(value, name) for name in ("features", "iter", "num_shards", "state_dict"))
+
+
+def instead(value: Any) -> str:
+    """What to write instead of a pipeline, a loader, a node or a stream where rows or keys are taken that
+    have no position of their own; "" for all others.
+
+    >>> from torch.utils.data import DataLoader
+    >>> instead(DataLoader([1, 2]))
+    'a DataLoader has an order of its own: write from_dataset(loader.dataset), then .shuffle() and .batch()'
+    >>> instead([1, 2])
+    ''
+    """
+    kind = type(value)
+    ours = kind.__module__.startswith("trainpipes.")
+    if is_pipeline(value):
+        return "a pipeline has epochs and a state of its own: use it itself, as in pipe.map(fn)"
+    if ours and is_pipeline(getattr(value, "pipeline", None)):
+        return "a Loader has epochs and a state of its own: write loader.pipeline"
+    if ours and isinstance(value, Iterator) and hasattr(value, "state_dict"):
+        passes = "of trainpipes.nodes" if hasattr(value, "stage") else "over a pipeline"
+        return f"an iterator {passes} has a position of its own: use a pipeline itself"
+    if isinstance(value, DataLoader) or kind.__name__ == "StatefulDataLoader":
+        return _of_loader(kind.__name__, value.dataset)
+    if is_hf_stream(value):
+        return (
+            "a datasets.IterableDataset has epochs and a state of its own: write from_hf(dataset)"
+        )
+    if _is_node(value):
+        return f"{kind.__name__} has a state of its own: write from_torchdata(node)"
+    if _is_node(getattr(value, "root", None)):
+        return (
+            f"a {kind.__name__} of nodes has a state of its own: write from_torchdata(loader.root)"
+        )
+    return ""
+
+
+def _of_loader(name: str, dataset: Any) -> str:
+    if is_pipeline(dataset):
+        return f"a {name} over a pipeline has a position of its own: write loader.dataset"
+    if is_hf_stream(dataset):
+        return f"a {name} has a position of its own: write from_hf(loader.dataset)"
+    if isinstance(dataset, IterableDataset):
+        way = "from_iterable(loader.dataset), then .batch()"
+    else:
+        way = "from_dataset(loader.dataset), then .shuffle() and .batch()"
+    return f"a {name} has an order of its own: write {way}"
+
+
+def _is_node(value: Any) -> bool:
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
+    return "torchdata.nodes.base_node.BaseNode" in names
+
 
 #: Raises ConfigError unless a value is good for the option of a name.
 Check = Callable[[Any, str], Any]
@@ -75,12 +263,12 @@ def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, TrainpipesError):
+        if isinstance(error, errors.TrainpipesError):
             raise
         given = ", ".join(f"{option}={shown(value)}" for option, value in options.items())
-        raise ConfigError(
-            f"{name}() must have options that it can use, got {given}: {cut(str(error))}; its docstring "
-            "says what they are"
+        raise errors.ConfigError(
+            f"{name}() must have options that it can use, got {given}: {errors.cut(str(error))}; its "
+            "docstring says what they are"
         ) from error
 
 
@@ -127,7 +315,7 @@ def show(value: Any) -> str:
     if getattr(type(value), "__repr__", None) is object.__repr__:
         return f"{type(value).__qualname__}()".replace("<locals>.", "")
     try:
-        text = hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
+        text = errors.hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
     except Exception:  # of an object within it, or of a number of many digits
         text = shown(value)
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
@@ -155,13 +343,17 @@ def argument_names(value: Any) -> list[str]:
 
 def show_named(name: str, value: Any) -> str:
     """``show``, but nothing of an option that may be a credential."""
-    return "'…'" if is_secret(name) and isinstance(value, str | bytes) else show(value)
+    return "'…'" if errors.is_secret(name) and isinstance(value, str | bytes) else show(value)
 
 
 def identify_named(name: str, value: Any) -> Any:
     """``identify``, but a digest of an option that may be a credential."""
     identity = identify(value)
-    return stand_in(identity) if isinstance(identity, str) and is_secret(name) else identity
+    return (
+        errors.stand_in(identity)
+        if isinstance(identity, str) and errors.is_secret(name)
+        else identity
+    )
 
 
 def identify(value: Any) -> Any:
@@ -210,12 +402,12 @@ def identify(value: Any) -> Any:
 
 def _identify_text(text: str) -> str:
     """A text, or its digest where a URL in it may hold a secret."""
-    if "://" not in text or without_url_secrets(text) == text:
+    if "://" not in text or errors.without_url_secrets(text) == text:
         return text
-    if "://…@" in (shown := without_url_secrets(text)) or any(map(str.isspace, text)):
-        return stand_in(text)
-    name = known_name(text)
-    return name if name == shown.partition("?")[0] else stand_in(name)
+    if "://…@" in (shown := errors.without_url_secrets(text)) or any(map(str.isspace, text)):
+        return errors.stand_in(text)
+    name = errors.known_name(text)
+    return name if name == shown.partition("?")[0] else errors.stand_in(name)
 
 
 def stable_text(value: Any) -> str:

@@ -1,29 +1,134 @@
-"""Columns of rows of any kind as numbers; errors name the column and the row."""
+"""Columns of rows of any kind as numbers; and which row an error is about: noted when raised, said when it
+leaves the pipeline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trainpipes import errors
 from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.expressions import rows_that_match
 from trainpipes.columns.row_types import array_of, as_array, fixed_shape
+from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import DataError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import blame, in_column, naming
+from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage
+
+
+def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
+    fn = stage._draw_watch.around(fn)
+    results: list[Any] = []
+    append = results.append
+    items = run.unroll()
+    try:
+        for item in items:
+            append(fn(item))
+    except Exception as error:
+        ids = run.row_ids(len(results))
+        blame(error, stage, int(ids[0]) if len(ids) else None)
+        raise
+    return results
+
+
+def matching(run: Run, expression: Any, stage: Stage) -> npt.NDArray[np.bool_]:
+    """Which rows of a run an Arrow expression keeps, bool ``[rows]``."""
+    table = table_of(run.block.data, stage)
+    try:
+        return rows_that_match(table, expression)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
+        missing = re.match(r"No match for FieldRef.Name\((.*?)\) in ", str(error))
+        need_columns(table.column_names, missing.groups() if missing else (), stage)
+        said = f" does not fit the columns {table.column_names}: {error}"
+        raise refused(stage, said) from error
+
+
+def refused(
+    stage: Stage, message: str, kind: type[errors.DataError] = errors.SchemaError
+) -> errors.DataError:
+    """The error of a stage about rows, none of them by itself."""
+    return kind(f"{stage}{message}", stage=str(stage))
+
+
+def at_row(
+    message: str, stage: Stage, row: Any, kind: type[errors.DataError] = errors.DataError
+) -> errors.DataError:
+    error = kind(message, stage=str(stage))
+    blame(error, stage, int(row))
+    return error
+
+
+def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> errors.DataError:
+    """A stage's error about a column or a value in it; ``ids`` are its rows' numbers."""
+    message = f"{stage}: column {name!r} {bad}"
+    if bad.row is None:
+        return errors.SchemaError(message, stage=str(stage))
+    return at_row(message, stage, ids[bad.row])
+
+
+class naming:
+    """Bad cells that are met within are errors about a stage's column; see ``in_column``."""
+
+    def __init__(self, name: str, stage: Stage, ids: IntArray) -> None:
+        self._about = name, stage, ids
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before one is met."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BadCell):
+            raise in_column(error, *self._about) from None
+
+
+def blame(error: BaseException, stage: Stage, row: int | None) -> None:
+    if not hasattr(error, "_trainpipes"):
+        error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]
+
+
+def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an error names its row: earlier rows may still come."""
+    return getattr(error, "_trainpipes", (None, None))[1] is not None
+
+
+def say_where(error: Exception, place_of: Callable[[int], Place]) -> None:
+    """Say which file and row an error is about, when it leaves the pipeline."""
+    if not hasattr(error, "_trainpipes"):
+        return
+    stage, row = error._trainpipes
+    place = Place() if row is None else _own_place(error, place_of(row))
+    if isinstance(error, errors.TrainpipesError):
+        error.path = error.path or place.path
+        error.row_group = place.row_group if error.row_group is None else error.row_group
+        error.row = place.row if error.row is None else error.row
+        error.stage = error.stage or stage
+        error.source = error.source or place.source
+        if row is not None:
+            error.message = f"{error.message} (at {place})"
+    else:
+        error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
+    del error._trainpipes
+
+
+def _own_place(error: Exception, place: Place) -> Place:
+    """The place that the error gives, in the row's own pipeline."""
+    own: Place | None = getattr(error, "_place", None)
+    return place if own is None else replace(own, source=place.source)
 
 
 @dataclass(frozen=True)
@@ -105,7 +210,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         raise null_cell(kinds.index("none"), name)
     if len(known) > 1:
         row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
-        got, before = shown(values[row], 40), shown(values[row - 1], 40)
+        got, before = errors.shown(values[row], 40), errors.shown(values[row - 1], 40)
         rule = "within a batch all are numbers, all are lists, or none is"
         raise BadCell(row, f"is {got} where the row before it is {before}: {rule}")
     if lists is not None:
@@ -208,7 +313,7 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
         try:
             for row in data:
                 values.append(cell(row, name, caller))
-        except DataError as error:
+        except errors.DataError as error:
             blame(error, caller, int(block.ids[len(values)]))
             raise
         return values
@@ -260,7 +365,7 @@ def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     row, got = None, _said(column)
     if lengths is not None:
         row = int(np.argmax(lengths < 0))
-        got = shown(column[row].as_py() if of_arrow else column[row], 60)
+        got = errors.shown(column[row].as_py() if of_arrow else column[row], 60)
     rule = "must tell how long a row is, as a list of numbers or as an integer of 0 or more"
     bad = BadCell(row, f"{rule}, got {got}; name another by column=...")
     raise in_column(bad, name, caller, block.ids)

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes import errors
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.errors.text import hidden, shown
 from trainpipes.interfaces.stage import is_ours
 
 
@@ -48,12 +47,12 @@ class Place:
     def __repr__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         said = ", ".join(f"{name}={value!r}" for name, value in values)
-        return hidden(f"{type(self).__name__}({said})")
+        return errors.hidden(f"{type(self).__name__}({said})")
 
     def __str__(self) -> str:
         parts = [] if self.source is None else [f"source {self.source!r}"]
         if self.path is not None:
-            parts.append(hidden(self.path))
+            parts.append(errors.hidden(self.path))
         if self.row_group is not None:
             parts.append(f"row group {self.row_group}")
         if self.row is not None:
@@ -92,7 +91,7 @@ class LooksAhead(Protocol):
 
 def checked_source(source: Any, caller: object) -> RowSource | RowStream:
     if not isinstance(source, RowSource | RowStream):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{caller}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
         )
     if is_ours(type(source)):
@@ -101,15 +100,15 @@ def checked_source(source: Any, caller: object) -> RowSource | RowStream:
         lengths = np.asarray(getattr(source, "lengths", None))
         good = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not len(lengths))
         if not good or (lengths < 0).any() or float(lengths.sum(dtype=np.float64)) >= 2**62:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{caller}: {type(source).__name__}.lengths must be the rows of each block, integers of 0 or "
-                f"more in an array [blocks], got {shown(lengths.tolist())}"
+                f"more in an array [blocks], got {errors.shown(lengths.tolist())}"
             )
         source.lengths = lengths.astype(np.int64)
     try:
         json.dumps(source.fingerprint())
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{caller}: {type(source).__name__}.fingerprint() must be a dict of texts, numbers and lists of "
             f"these, which a state keeps as JSON: {error}; write int(...) around NumPy's numbers"
         ) from error
@@ -124,7 +123,7 @@ def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: i
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
         got = f"{len(data):,} rows" if good else f"{type(data).__name__}"
-        raise DataError(
+        raise errors.DataError(
             f"{type(source).__name__}.read({block}, {start}, {stop}) returns the {stop - start:,} rows of a "
             f"block from {start} on, as a pyarrow.Table or a list, got {got}"
         )
@@ -140,7 +139,7 @@ def read_full(reader: StreamReader, rows: int) -> Payload | None:
             break
         if not isinstance(data, pa.Table | list | TensorRows) or len(data) > rows:
             got = f"{len(data):,}" if isinstance(data, pa.Table | list) else type(data).__name__
-            raise DataError(
+            raise errors.DataError(
                 f"{type(reader).__name__}.read({rows}) returns at most {rows:,} rows, as a pyarrow.Table "
                 f"or a list, or None at the end, got {got}"
             )
@@ -200,7 +199,7 @@ class RowSource(ABC):
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         """Rows ``start`` to ``stop`` of a block. May be called by several threads."""
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{type(self).__name__} needs read(block, start, stop), which returns rows of a block"
         )
 

@@ -1,30 +1,182 @@
+"""What the engine asks of a stage: what it is, what the plan of a chain needs to know of it, and what it
+counts.
+"""
+
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform, get_args
 
-from trainpipes._internal.checks import copied, require
-from trainpipes._internal.locks import ForkLock, cached_property
-from trainpipes._internal.messages import nearest
+from trainpipes._internal import checks, locks, messages
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.global_draws import DrawWatch
-from trainpipes.interfaces.hints import DRAWS, EXAMPLES, hint, refuse_unknown
 from trainpipes.interfaces.options import (
+    DRAWS,
+    EXAMPLES,
     declared_checks,
+    hint,
     identify,
     identify_named,
     in_our_words,
+    refuse_unknown,
     same,
     show_named,
 )
-from trainpipes.interfaces.tally import Tally
-from trainpipes.interfaces.traits import Traits
+
+if TYPE_CHECKING:
+    made_once = locks.cached_property
+else:
+
+    class made_once(locks.cached_property):
+        """A property made once, even by several threads."""
+
+        def __get__(self, stage, owner=None):
+            with _lock:
+                return super().__get__(stage, owner)
+
+
+Beside = Literal["row", "place", "epoch"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a stage is to the plan: class keywords, and what its options change of them.
+
+    Args:
+        keeps_rows: one row comes out for each that goes in; in order, except of a shuffle.
+        share: the share of rows that it lets through on average, if known.
+        depends_on: what the result depends on beside the values of a row: its number ("row"), its
+            file ("place"), the "epoch".
+        takes: Arrow "columns", made of Python objects if need be; "columns or objects" that Arrow
+            cannot hold; else "rows" of any kind.
+        gives: Python "objects"; columns of "found types", those of the first rows; a "choice" of the
+            columns, perhaps under other names; else "rows" of the kind that it gets.
+        ragged: with ``takes``, the columns whose arrays may differ in length; None for all.
+        per_row: it calls Python for each row or batch: those that are due, and few ahead.
+        in_caller: only the thread that iterates (or a worker process) may call it.
+        reorders: rows come in another order every epoch.
+        versioned: an option that is a function; a state knows it by ``version`` if that is given.
+        asks_inputs: it is bound to what the pipeline reads, as ``_inputs``.
+        holds_data: its options hold rows, which are not copied.
+        has_blocks: of a source: its rows are Arrow, in blocks with a key for ``cache()``.
+        random_access: of a source: rows can be chosen by number.
+        orders_rows: of a source: a shuffle would undo the order of its rows.
+        makes_batches: of a source: an item is a batch already.
+        read_once: of a source: rows can be read only once.
+        endless: of a source: an epoch has no end.
+        grows: of a source: each epoch has the files that stand there when it begins.
+        pins: of a source: all epochs have the version that is the newest when the run begins; states name it.
+        one_consumer: of a source: why ranks or workers cannot share it; "" if they can.
+    """
+
+    keeps_rows: bool = True
+    share: float | None = None
+    depends_on: Iterable[Beside] = frozenset()
+    takes: Literal["rows", "columns", "columns or objects"] = "rows"
+    gives: Literal["rows", "objects", "found types", "choice"] = "rows"
+    ragged: Collection[str] | None = None
+    per_row: bool = False
+    in_caller: bool = False
+    reorders: bool = False
+    versioned: str | None = None
+    asks_inputs: bool = False
+    holds_data: bool = False
+    has_blocks: bool = False
+    random_access: bool = False
+    orders_rows: bool = False
+    makes_batches: bool = False
+    read_once: bool = False
+    endless: bool = False
+    grows: bool = False
+    pins: bool = False
+    one_consumer: str = ""
+
+    def __post_init__(self) -> None:
+        known = get_args(Beside)
+        if isinstance(self.depends_on, str) or not {*self.depends_on} <= {*known}:
+            raise ConfigError(f"depends_on must be a set of {known}, got {self.depends_on!r}")
+
+
+#: Of rows: those seen, those counted, and a number that the counted ones add up to.
+Numbers = tuple[int, int, int]
+
+_aside = ContextVar("aside", default=False)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Rows that are looked at beside those of an epoch, as to find types, which come again in their turn:
+    within, this thread counts, logs and lists none of them.
+    """
+    token = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
+
+
+def is_aside() -> bool:
+    return _aside.get()
+
+
+class Tally:
+    """Counts rows in this process; any thread may. What a ``Loader``'s workers count is added to that of
+    the process that trains.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        self.stage = stage
+        self._lock = locks.ForkLock()
+        self.numbers: Numbers = (0, 0, 0)
+        #: Whether what is counted here is said elsewhere: in a worker.
+        self.is_silent = False
+
+    #: Whether it is worth a warning at an epoch's end.
+    warns = True
+
+    def add(self, more: Numbers) -> Numbers:
+        """Count more rows; returns the sums."""
+        with self._lock:
+            if not is_aside():
+                self.numbers = _plus(self.numbers, more)
+            return self.numbers
+
+    def adopt(self, more: Numbers) -> None:
+        """Count rows that a worker has counted."""
+        self.add(more)
+
+    def since(self, before: Numbers) -> Numbers:
+        seen, counted, size = before
+        return _plus(self.numbers, (-seen, -counted, -size))
+
+    def end(self) -> None:
+        """Called at the end of a pass."""
+
+    def check_pass(self, numbers: Numbers) -> None:
+        """Called for what was counted in a whole pass of one process; may raise."""
+
+    def said(self, numbers: Numbers) -> str:
+        """In words, with the name of a mix's source; "" for none."""
+        said, name = self._said(numbers), getattr(self.stage._inputs, "name", None)
+        return f"source {name!r}: {said}" if said and name else said
+
+    def _said(self, numbers: Numbers) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.said(self.numbers)
+
+
+def _plus(a: Numbers, b: Numbers) -> Numbers:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def is_ours(kind: type) -> bool:
@@ -69,19 +221,7 @@ def check_options(kind: Any, root: type) -> None:
 _classes: dict[str, type[Stage]] = {}
 
 #: One for all: what is made may ask for what else is.
-_lock = ForkLock()
-
-
-if TYPE_CHECKING:
-    made_once = cached_property
-else:
-
-    class made_once(cached_property):
-        """A property made once, even by several threads."""
-
-        def __get__(self, stage, owner=None):
-            with _lock:
-                return super().__get__(stage, owner)
+_lock = locks.ForkLock()
 
 
 class ListsWhatIsUsed(type):
@@ -123,7 +263,9 @@ class Stage(metaclass=ListsWhatIsUsed):
         check_kind(cls, Stage)
         known = [field.name for field in dataclasses.fields(Traits)]
         for name in (name for name in traits if name not in known):
-            raise ConfigError(f"{cls.__name__}: there is no trait {name!r}{nearest(name, known)}")
+            raise ConfigError(
+                f"{cls.__name__}: there is no trait {name!r}{messages.nearest(name, known)}"
+            )
         cls._given = traits
         given = (vars(base).get("_given", {}) for base in cls.__mro__)
         cls._fixed = Traits(**ChainMap(*given))
@@ -140,7 +282,7 @@ class Stage(metaclass=ListsWhatIsUsed):
         with in_our_words(self.name, self.options) if is_ours(kind) else nullcontext():
             for name, value in self.options.items():
                 if not self._fixed.holds_data or name == "version":
-                    self._set(**{name: copied(value)})
+                    self._set(**{name: checks.copied(value)})
             for name, check in declared_checks(kind).items():
                 check(getattr(self, name), f"{self.name}({name})")
             self.check()
@@ -158,9 +300,9 @@ class Stage(metaclass=ListsWhatIsUsed):
         """
 
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
-        require(good, f"{self.name}({option})", rule, getattr(self, option), way)
+        checks.require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
-    @cached_property
+    @locks.cached_property
     def traits(self) -> Traits:
         """What the plan asks of it."""
         return dataclasses.replace(self._fixed, **self._traits())

@@ -15,7 +15,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.interfaces.blame import blame, each
+from trainpipes.interfaces.read_columns import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage, made_once
 

@@ -14,9 +14,9 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
-from trainpipes.state.cursor import KnownRow, decoded, encoded, known_rows
+from trainpipes.state import cursor
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -109,7 +109,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
             return fresh
         if kept:
             try:
-                fresh.load_state_dict(decoded(kept["kept"]))
+                fresh.load_state_dict(cursor.decoded(kept["kept"]))
             except Exception as error:
                 said = f"load_state_dict() failed: {type(error).__name__}: {error}"
                 way = "it takes what state_dict() returned, with lists as lists"
@@ -125,7 +125,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
                 raise ConfigError(f"{self} {said}: define state_dict() and load_state_dict()")
             return {}
         try:
-            state = encoded(self.state_dict())
+            state = cursor.encoded(self.state_dict())
         except TypeError as error:
             rule = "JSON types, tuples, bytes, NumPy arrays and tensors"
             raise DataError(
@@ -190,7 +190,7 @@ class _Rows:
     def _begin(self, run: Run, epoch: int) -> None:
         self._work, self._epoch = self._stage._working(self._kept), epoch
         self._base = {"below": run.cursors.state(0), **(self._kept or self._work._kept())}
-        self._known = {*known_rows(self._base.get("kept"))}
+        self._known = {*cursor.known_rows(self._base.get("kept"))}
         self._kept, self._since, self._given = {}, 0, 0
 
     def _snapshot(self, run: Run, number: int) -> None:
@@ -200,7 +200,7 @@ class _Rows:
             way = "keep less, such as hashes in place of rows, or set state_every higher"
             warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
         self._base = {"below": run.cursors.state(number), **kept}
-        self._known = {*known_rows(kept)}
+        self._known = {*cursor.known_rows(kept)}
         self._since = self._given = 0
 
     def _made_of(self, run: Run) -> Iterator[Run]:
@@ -210,7 +210,7 @@ class _Rows:
         self._known.update(whose)
         for number, row in enumerate(run.unroll()):
             if type(row) is dict:
-                row = KnownRow.of(row, whose[number])
+                row = cursor.KnownRow.of(row, whose[number])
             if self._since >= self._stage.state_every and not self._skip:
                 self._snapshot(run, number)
                 self._known.update(whose[number:])
@@ -255,7 +255,7 @@ class _Rows:
             self._skip -= 1
             out.ends[0] = (self._base, self._given)
             return
-        if isinstance(row, KnownRow):
+        if isinstance(row, cursor.KnownRow):
             whose = getattr(row, "whose", at)
             if whose is not at and whose in self._known:
                 out.held[len(out.rows)] = whose

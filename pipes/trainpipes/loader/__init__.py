@@ -21,13 +21,12 @@ from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationSt
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.interfaces.hints import instead, refuse_unknown
-from trainpipes.interfaces.options import show
+from trainpipes.interfaces.options import instead, refuse_unknown, show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.loader.metrics import Meter
 from trainpipes.pipeline.chain import Pipeline
-from trainpipes.sources.memory.from_dataset import packed
+from trainpipes.sources.from_dataset import packed
 from trainpipes.stages.device import Pin, To
 from trainpipes.state.merge import TIMEOUT, gather, merge_states
 

@@ -8,8 +8,8 @@ from time import perf_counter
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
-from trainpipes.sources.mixed.mix import Mix
-from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.sources.mix import Mix
+from trainpipes.sources.mixture import Mixture
 from trainpipes.stages.pack import Pack
 from trainpipes.state.format import BatchSizes, Position
 

@@ -15,13 +15,11 @@ from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BalanceStage, BatchingStage, RegroupStage
 from trainpipes.order.layout import Topology
-from trainpipes.sources.mixed.mix import Mix
-from trainpipes.sources.mixed.mix_weights import checked_weights
+from trainpipes.sources.mix import Mix, checked_weights
 from trainpipes.state.format import NewWeights, Position, Reweighed
 from trainpipes.state.merge import TIMEOUT, gather
 

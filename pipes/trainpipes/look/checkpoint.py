@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from trainpipes.errors import MissingFilesError, StateError, UnreadableError
-from trainpipes.errors.text import cut
+from trainpipes.errors import MissingFilesError, StateError, UnreadableError, cut
 from trainpipes.state.format import read, unrecognized_state_error
 
 #: Ends of names of files that are looked into in a folder; and the index of torch.distributed.checkpoint.

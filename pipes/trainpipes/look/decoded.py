@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors.text import escaped
+from trainpipes.errors import escaped
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.values import MASKS, Array, MakesPictures, head
 from trainpipes.stages.columns import Rename

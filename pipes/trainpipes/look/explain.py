@@ -17,7 +17,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
-from trainpipes.errors.text import amount, cut, hidden
+from trainpipes.errors import amount, cut, hidden
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.interfaces.stage import Stage

@@ -20,8 +20,7 @@ from trainpipes.engine.iterating.iteration_state import (
     iteration_of,
 )
 from trainpipes.engine.record import Record, is_pipeline_or_loader
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import hidden
+from trainpipes.errors import ConfigError, hidden
 from trainpipes.look.row_numbers import NONE, RowName, named, numbered
 from trainpipes.look.row_steps import steps_of
 from trainpipes.state.format import Position, carried

@@ -19,7 +19,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.blame import naming
+from trainpipes.interfaces.read_columns import naming
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.stats import MAKING, MOST_VALUES, ORDERING, ROWS

@@ -17,11 +17,10 @@ from trainpipes._internal.checks import column_names, whole_number
 from trainpipes._internal.messages import folded, need_columns, table, terminal_width
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
-from trainpipes.errors import SchemaError
-from trainpipes.errors.text import amount, cut, escaped, hidden, shown
+from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
 from trainpipes.look.inspect_clips import Clips, clips_of
 from trainpipes.look.inspect_reading import NAMES, ROW_GROUPS, TEXTS, Found, find_files, read_sample
-from trainpipes.sources.files.schema import one_schema, unified
+from trainpipes.sources.files.formats import one_schema, unified
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
 

@@ -26,33 +26,38 @@ from trainpipes.errors import (
     MissingFilesError,
     TrainpipesError,
     UnreachableError,
+    cut,
+    hidden,
 )
-from trainpipes.errors.text import cut, hidden
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
 from trainpipes.look.inspect_clips import Length, looked_into
-from trainpipes.sources.arrow.read_arrow import ReadArrow, saved_files
-from trainpipes.sources.files.bad_rows import BAD, separate
-from trainpipes.sources.files.each_file import each_file, reason
-from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, reader_by_name
-from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.files.decoded_files import BAD, separate
+from trainpipes.sources.files.file_reader import (
+    COMPRESSED,
+    each_file,
+    ends_of_names,
+    reader_by_name,
+)
+from trainpipes.sources.files.formats import reason
+from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import natural
-from trainpipes.sources.memmap.from_memmap import FromMemmap
-from trainpipes.sources.memmap.manifest import is_memmap
-from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.from_memmap import FromMemmap
+from trainpipes.sources.mapped_rows import is_memmap
+from trainpipes.sources.read_arrow import ReadArrow, saved_files
+from trainpipes.sources.read_bytes import ReadImages
+from trainpipes.sources.read_numpy import ReadNumpy
+from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
-from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
-from trainpipes.sources.whole_files.read_images import ReadImages
 
 #: What reads files, by the name of its stage.
 CLASSES: dict[str, Any] = {

@@ -22,8 +22,7 @@ from trainpipes.engine.iterating.iteration_state import PipelineOrLoader, iterat
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record, is_pipeline_or_loader
-from trainpipes.errors import StateError
-from trainpipes.errors.text import hidden
+from trainpipes.errors import StateError, hidden
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.order.layout import Topology

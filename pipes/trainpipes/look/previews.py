@@ -10,8 +10,7 @@ from trainpipes._internal.checks import copied
 from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.errors import DataError, StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import DataError, StateError, shown
 from trainpipes.order.layout import Topology
 from trainpipes.state.cursor import is_count
 

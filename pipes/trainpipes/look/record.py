@@ -17,7 +17,7 @@ import torch
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.record import Record
-from trainpipes.errors.text import LEFT_OUT, hidden, is_secret
+from trainpipes.errors import LEFT_OUT, hidden, is_secret
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import exact_length, rows_of

@@ -14,9 +14,9 @@ from trainpipes._internal.checks import wrong
 from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.errors.text import hidden, shown
+from trainpipes.errors import hidden, shown
 from trainpipes.interfaces.source import Place, RowSource
-from trainpipes.sources.mixed.mixture import ROW_MASK, Mixture
+from trainpipes.sources.mixture import ROW_MASK, Mixture
 
 #: A row: its file and number there, a place from ``locate``, or its number where there are no files; or
 #: all rows of a file, by its path.

@@ -22,13 +22,12 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import Place, RandomAccessSource, RowSource
-from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.tally import aside
+from trainpipes.interfaces.stage import Stage, aside
 from trainpipes.look.lengths import exact_length
 from trainpipes.look.row_numbers import NONE, NumberedRows
 from trainpipes.order.layout import Layout, Topology, WindowKey
 from trainpipes.order.permutation import permutation
-from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.sources.mixture import Mixture
 from trainpipes.stages.filter import Drawn
 from trainpipes.state.format import Position
 

@@ -20,8 +20,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import WIDTH, folded, in_color, table, terminal_width
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.errors import DataError
-from trainpipes.errors.text import escaped
+from trainpipes.errors import DataError, escaped
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
 from trainpipes.look.previews import coming
 from trainpipes.look.values import (

@@ -32,8 +32,8 @@ from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
 from trainpipes.order.layout import Topology
-from trainpipes.sources.mixed.mix import Mix
-from trainpipes.sources.mixed.mixture import Gives, Mixture
+from trainpipes.sources.mix import Mix
+from trainpipes.sources.mixture import Gives, Mixture
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn

@@ -17,7 +17,7 @@ import torch
 
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
-from trainpipes.errors.text import MOST_OF_URL, cut, escaped, hidden, shown
+from trainpipes.errors import MOST_OF_URL, cut, escaped, hidden, shown
 
 Array = npt.NDArray[Any]
 

@@ -14,21 +14,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
 from trainpipes._internal.checks import one_by_one
 from trainpipes._internal.messages import renamed
 from trainpipes.engine.record import Record
-from trainpipes.errors import TrainpipesError
-from trainpipes.errors.text import shown
+from trainpipes.errors import TrainpipesError, shown
 from trainpipes.interfaces.stage import Stage, enter
-from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.combined.concat import Concat, Zip
-from trainpipes.sources.combined.windows import Windows
-from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.own_files import ReadFiles
-from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.sources.tar.read_webdataset import ReadWebdataset
+from trainpipes.sources.concat import Concat, Windows, Zip
+from trainpipes.sources.read_arrow import ReadArrow
+from trainpipes.sources.read_bytes import ReadBytes, ReadImages
+from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_numpy import ReadNumpy
+from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
-from trainpipes.sources.whole_files.read_bytes import ReadBytes
-from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stages.balance import Balance
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
@@ -71,7 +68,7 @@ if TYPE_CHECKING:
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
-    from trainpipes.sources.memmap.dataset import MemmapDataset
+    from trainpipes.sources.from_memmap import MemmapDataset
     from trainpipes.stages.fitted_columns import FittedColumns
     from trainpipes.writers.executor import Executor
     from trainpipes.writers.map_dataset import MapDataset

@@ -14,31 +14,26 @@ from trainpipes.interfaces.stage import Stage, enter, snake_case
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.pipeline.chain import Pipeline, written_as
 from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.sources.arrow.from_arrow import FromArrow
-from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.combined.concat import Concat, Zip
+from trainpipes.sources.concat import Concat, Zip
 from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.hf import FromHf
-from trainpipes.sources.memmap.dataset import MemmapDataset
-from trainpipes.sources.memmap.from_memmap import FromMemmap
-from trainpipes.sources.memory.from_dataset import FromDataset
-from trainpipes.sources.memory.from_iterable import FromIterable
-from trainpipes.sources.memory.from_tensors import FromTensors
-from trainpipes.sources.memory.from_torchdata import FromTorchdata
-from trainpipes.sources.mixed.mix import Mix
-from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.own_files import ReadFiles
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.from_dataset import FromDataset, FromIterable, FromTensors
+from trainpipes.sources.from_hf import FromHf
+from trainpipes.sources.from_memmap import FromMemmap, MemmapDataset
+from trainpipes.sources.from_torchdata import FromTorchdata
+from trainpipes.sources.mix import Mix
+from trainpipes.sources.read_arrow import FromArrow, ReadArrow
+from trainpipes.sources.read_bytes import ReadBytes, ReadImages
+from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_numpy import ReadNumpy
+from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
-from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
-from trainpipes.sources.whole_files.read_bytes import ReadBytes
-from trainpipes.sources.whole_files.read_images import ReadImages
 
 P = ParamSpec("P")
 

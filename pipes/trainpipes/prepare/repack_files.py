@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.checks import byte_count, column_names, flag, require, whole_number
+from trainpipes._internal import checks
 from trainpipes._internal.pool import default_threads
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import read_by_name
 from trainpipes.prepare.shuffle import CALLER, Shuffle, temporary_place
-from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_reader import ends_of_names
-from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.read_arrow import ReadArrow
+from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.writers import formats
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.executor import Executor, Threads, checked_executor
-from trainpipes.writers.formats import CODECS, check_codec, check_group, parquet_form
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.ray_cluster import Ray
 from trainpipes.writers.write import ANY, Output, write
@@ -94,24 +94,24 @@ def repack(
     >>> done.rows, len(done.files)
     (100, 2)
     """
-    flag(shuffle, f"{CALLER}(shuffle)")
-    whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
-    check_codec(compression, CODECS, CALLER)
+    checks.flag(shuffle, f"{CALLER}(shuffle)")
+    checks.whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
+    formats.check_codec(compression, formats.CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry, suffixes)
     out.check(ANY, CALLER)
-    check_group(row_group_size, CALLER)
-    memory = byte_count(memory_limit, f"{CALLER}(memory_limit)", LEAST_MEMORY)
+    formats.check_group(row_group_size, CALLER)
+    memory = checks.byte_count(memory_limit, f"{CALLER}(memory_limit)", LEAST_MEMORY)
     options: dict[str, Any] = {"shuffle": shuffle, "seed": seed if shuffle else None}
     options |= {"row_group_size": row_group_size, "compression": compression}
     few = max(1, min(MOST_THREADS, default_threads()))
     pipeline = _given_rows(data, storage_options, retry)
     if columns is not None:
-        pipeline = pipeline.select(*column_names(columns, f"{CALLER}(columns)"))
+        pipeline = pipeline.select(*checks.column_names(columns, f"{CALLER}(columns)"))
     with checked_executor(executor, CALLER, Threads(few)) as workers:
         rows = EpochRows(pipeline, CALLER)
         metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
-        form = parquet_form(CALLER, options, row_group_size, compression, None, metadata)
+        form = formats.parquet_form(CALLER, options, row_group_size, compression, None, metadata)
         if not shuffle:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
             return write(rows, form, out, None if executor is None and alone else workers)
@@ -129,7 +129,7 @@ def _given_rows(data: Any, storage_options: Mapping[str, Any] | None, retry: Any
     good = isinstance(several, Sequence) and len(several) > 0
     good = good and all(isinstance(path, str | os.PathLike) for path in several)
     rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
-    require(good, f"{CALLER}(data)", rule, data)
+    checks.require(good, f"{CALLER}(data)", rule, data)
     paths = [os.fspath(path) for path in several]
     return read_by_name(paths, storage_options, f"{CALLER}()", retry=retry)
 

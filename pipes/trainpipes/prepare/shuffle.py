@@ -25,18 +25,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from trainpipes import errors
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import gathered, one_chunk, to_arrow, to_numpy
-from trainpipes.errors import ConfigError, DataError, SchemaError, UnreachableError
+from trainpipes.columns import arrays
 from trainpipes.filesystems.places import WORK, OutputFile, Place, clean_up, place_at
 from trainpipes.order.permutation import Permutation
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import list_files
 from trainpipes.state.cursor import checksum
+from trainpipes.writers import output_folder
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups, check_columns
 from trainpipes.writers.executor import Executor, Threads
 from trainpipes.writers.formats import FILE_BYTES, write_arrow
-from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.writers.ray_cluster import Ray
 from trainpipes.writers.write import ANY, Format, Output
 
@@ -68,7 +68,7 @@ def cut(edges: IntArray, most: int) -> IntArray:
 
 def scatter(
     edges: IntArray, rows: Iterable[tuple[list[pa.Table], IntArray]], file: OutputFile
-) -> FileInfo:
+) -> output_folder.FileInfo:
     """Write a piece for each bucket between ``edges``, of all tables that come together with their places.
     The lists of tables are emptied.
     """
@@ -76,14 +76,14 @@ def scatter(
     for tables, places in rows:
         order = np.argsort(places, kind="stable")
         sorted_places = places[order]
-        table = _taken(tables, order).append_column(PLACE, to_arrow(sorted_places))
+        table = _taken(tables, order).append_column(PLACE, arrays.to_arrow(sorted_places))
         cuts = pairwise(np.searchsorted(sorted_places, edges).tolist())
         sizes.append([_write(table.slice(a, b - a), file) for a, b in cuts])
         count, size = count + len(table), size + table.nbytes
         file.advance(len(places))
         del table  # before the next rows are read
         pa.default_memory_pool().release_unused()
-    return FileInfo(count, {}, notes={"pieces": sizes, "size": size})
+    return output_folder.FileInfo(count, {}, notes={"pieces": sizes, "size": size})
 
 
 def _write(piece: pa.Table, file: Any) -> int:
@@ -96,7 +96,7 @@ def _write(piece: pa.Table, file: Any) -> int:
     return size
 
 
-def pieces_of(files: Iterable[tuple[int, FileInfo]]) -> list[Pieces]:
+def pieces_of(files: Iterable[tuple[int, output_folder.FileInfo]]) -> list[Pieces]:
     """The pieces of each bucket in some of the files, which come with their numbers."""
     parts = []
     for number, info in files:
@@ -112,11 +112,11 @@ def read_pieces(place: Place, pieces: Pieces) -> tuple[list[pa.Table], IntArray]
     ranges = [(piece_file(number), start, stop) for number, start, stop in pieces.tolist()]
     try:
         tables = [pa.ipc.open_stream(content).read_all() for content in place.read_all(ranges)]
-    except UnreachableError:
+    except errors.UnreachableError:
         raise
     except (OSError, pa.ArrowException) as error:
         raise damaged(place, f"what is in {place.root} cannot be read ({error})") from error
-    places = [to_numpy(table.column(-1)) for table in tables]
+    places = [arrays.to_numpy(table.column(-1)) for table in tables]
     return [table.remove_column(table.num_columns - 1) for table in tables], np.concatenate(places)
 
 
@@ -135,9 +135,9 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
     tables.clear()
     columns = []
     for number, kind in enumerate(schema.types):
-        column = one_chunk(pa.chunked_array(chunks[number], kind))
+        column = arrays.one_chunk(pa.chunked_array(chunks[number], kind))
         chunks[number] = []
-        columns.append(gathered(column, order))
+        columns.append(arrays.gathered(column, order))
         del column
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -154,7 +154,7 @@ def few_tables(rows: EpochRows, first: int, stop: int, size: int) -> Iterator[li
             yield held
             held, held_bytes = [], 0
     if at != stop:
-        raise DataError(
+        raise errors.DataError(
             f"{CALLER}(): the input has {at - first:,} rows from row {first:,} on, and {stop - first:,} were "
             "counted before: it has changed; call again"
         )
@@ -162,8 +162,8 @@ def few_tables(rows: EpochRows, first: int, stop: int, size: int) -> Iterator[li
         yield held
 
 
-def damaged(place: Place, what: str) -> DataError:
-    return DataError(
+def damaged(place: Place, what: str) -> errors.DataError:
+    return errors.DataError(
         f"{CALLER}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
         path=place.root,
     )
@@ -200,7 +200,7 @@ class Task(NamedTuple):
 def scatter_part(
     schema: pa.Schema, places: Places, edges: IntArray, unit: int,
     task: Task, file: OutputFile, rows: EpochRows,
-) -> FileInfo:  # fmt: skip
+) -> output_folder.FileInfo:  # fmt: skip
     """Cut rows of the input into the buckets between ``edges``, so many bytes at once."""
     first, stop = task.given
 
@@ -215,7 +215,7 @@ def scatter_part(
     return scatter(edges, placed(), file)
 
 
-def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileInfo:
+def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> output_folder.FileInfo:
     edges, pieces = task.given
     return scatter(edges, iter([read_pieces(place, pieces)]), file)
 
@@ -238,7 +238,7 @@ class _Gathered(TableGroups):
 
 def gather_file(
     schema: pa.Schema, form: Format, group: int, task: Task, file: OutputFile, _: None
-) -> FileInfo:
+) -> output_folder.FileInfo:
     rows, done = _Gathered(task.given), 0
     with closing(form.open(file, schema)) as writer:
         while part := rows.group(group, ANY):
@@ -246,7 +246,7 @@ def gather_file(
             done += len(part[0])
             file.advance(len(part[0]))
             del part
-    return FileInfo(done, writer.columns)
+    return output_folder.FileInfo(done, writer.columns)
 
 
 def temporary_place(
@@ -273,7 +273,7 @@ class Shuffle:
     memory: int
     temporary: Place
 
-    def run(self, out: OutputFolder, executor: Executor) -> Manifest:
+    def run(self, out: output_folder.OutputFolder, executor: Executor) -> output_folder.Manifest:
         if out.finished is not None:
             self._remove_temporary()  # Ctrl-C, or a kill, may have left it
             return out.finished
@@ -287,7 +287,7 @@ class Shuffle:
             first, row_bytes = first_rows(rows)
             self.form.open(pa.BufferOutputStream(), first.schema).close()
             self.output.check(rows.count or 0, CALLER)
-        except (ConfigError, SchemaError):
+        except (errors.ConfigError, errors.SchemaError):
             self._remove_temporary()  # nothing could go on with it
             raise
         done = self._moved(rows, first.schema, row_bytes, place, out, executor)
@@ -306,8 +306,8 @@ class Shuffle:
 
     def _moved(
         self, rows: EpochRows, schema: pa.Schema, row_bytes: float, temporary: Place,
-        out: OutputFolder, executor: Executor,
-    ) -> Manifest:  # fmt: skip
+        out: output_folder.OutputFolder, executor: Executor,
+    ) -> output_folder.Manifest:  # fmt: skip
         alone = isinstance(executor, Threads) and rows.plan.runs_user_code
         readers = Threads(1) if alone else executor
         workers = 1 if isinstance(executor, Ray) else executor.workers
@@ -324,19 +324,19 @@ class Shuffle:
         groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
         tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
         scatter_all: Any = partial(scatter_part, schema, places, groups, unit)
-        with OutputFolder(temporary.below("scattered rows"), {}) as first:
-            made = run(
+        with output_folder.OutputFolder(temporary.below("scattered rows"), {}) as first:
+            made = output_folder.run(
                 tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
                 job="making",
             )  # fmt: skip
         size = sum(info.notes["size"] for info in made.entries)
-        with OutputFolder(temporary.below("smaller pieces"), {}) as second:
+        with output_folder.OutputFolder(temporary.below("smaller pieces"), {}) as second:
             buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
         group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * count // size))
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
         make = partial(gather_file, schema, self.form, group_rows)
-        return run(tasks, make, out, executor, total=count)
+        return output_folder.run(tasks, make, out, executor, total=count)
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
@@ -356,8 +356,8 @@ def grouped(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
 
 
 def taken_apart(
-    made: Manifest, size: float, place: Place, groups: IntArray, starts: IntArray, unit: int,
-    folder: OutputFolder, executor: Executor,
+    made: output_folder.Manifest, size: float, place: Place, groups: IntArray, starts: IntArray, unit: int,
+    folder: output_folder.OutputFolder, executor: Executor,
 ) -> list[Bucket]:  # fmt: skip
     """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
     tasks: list[Task] = []
@@ -378,7 +378,9 @@ def taken_apart(
         total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
         make = partial(scatter_group, place)
         again = list(
-            enumerate(run(tasks, make, folder, executor, total=total, job="making").entries)
+            enumerate(
+                output_folder.run(tasks, make, folder, executor, total=total, job="making").entries
+            )
         )
         for edges, numbers in apart:
             buckets = zip(pairwise(edges.tolist()), pieces_of(again[numbers]), strict=True)
@@ -394,7 +396,7 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
     with closing(rows):
         first = rows.group(FIRST_ROWS, FIRST_BYTES)
     if first is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
     known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0

@@ -23,9 +23,9 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.filesystems.places import MANIFEST, OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
-from trainpipes.interfaces.blame import say_where
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.read_columns import say_where
 from trainpipes.interfaces.source import LooksAhead, Reader, read_rows
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import put_through

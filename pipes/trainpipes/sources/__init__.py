@@ -1,8 +1,15 @@
-"""Where rows come from: a room for each format or task. Each stage has a file: ``tp.read_parquet`` is in
-``parquet/read_parquet.py``.
+"""Where rows come from. Each stage has a file of its name: ``tp.read_parquet`` is in ``read_parquet.py``.
+Small ones stand beside their like:
 
-remote, files    requests to servers; which files there are, their bytes, their columns, and the index
-memory, memmap   rows that Python has; arrays in files that are mapped into memory
-combined, mixed  rows of several pipelines: one after the other or side by side; by weights
-others           a format each
+read_arrow       from_arrow
+read_bytes       read_images
+from_dataset     from_iterable, from_tensors
+concat           zip, windows
+text             read_text, read_csv, read_json
+tables           read_delta, read_iceberg, read_lance
+files            which files there are, their bytes and columns, and their index
+
+What has no stage's name serves those that have: ``arrow_layout``, ``parquet_footers``, ``parquet_filter``,
+``tar_members``, ``compressed`` of a format; ``joined_rows``, ``common_columns`` of ``concat``, ``zip`` and
+``mix``; ``mixture``, ``mix_runs``, ``fair_queue`` of ``mix``; ``mapped_rows`` of ``from_memmap``.
 """

@@ -12,12 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.errors import MissingExtraError
-from trainpipes.errors.text import without_query
+from trainpipes.errors import MissingExtraError, without_query
 from trainpipes.filesystems.request import Ranges
-from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.files.formats import BadFileError, OtherBytesError
 
 #: First bytes of a compressed file, and ends of names, by what it is compressed with.
 MAGIC = {

@@ -16,11 +16,9 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import at_row, blame
+from trainpipes.errors import ConfigError, DataError, SchemaError, shown
+from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.held import Held, Turn, opened
-from trainpipes.interfaces.read_columns import Even, cells, lengths_of, names_of, numbers_of, read
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BalanceStage, OpenBelow, first_of
 from trainpipes.order.permutation import turn_order
@@ -128,7 +126,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         elif cost == ATTENTION:
             costs = np.add.reduceat(self._squares(block), bounds[:-1])
         else:
-            lengths = lengths_of(block, self.column, self)
+            lengths = read_columns.lengths_of(block, self.column, self)
             if callable(cost):
                 return self._called(lengths, run)
             summed = np.add if cost == TOKENS else np.maximum
@@ -138,7 +136,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         return costs
 
     def _numbers(self, block: Block, name: str) -> Array:
-        columns = names_of(block, self)
+        columns = read_columns.names_of(block, self)
         if name not in columns:
             words = ", ".join(map(repr, NAMED))
             raise SchemaError(
@@ -146,9 +144,9 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
                 f"{name!r}{nearest(name, [*NAMED, *columns])}",
                 stage=str(self),
             )
-        column = read(cells(block, name, self), name, self, block.ids)
+        column = read_columns.read(read_columns.cells(block, name, self), name, self, block.ids)
         if (
-            isinstance(column, Even)
+            isinstance(column, read_columns.Even)
             and column.values.ndim == 1
             and column.values.dtype.kind in "iufb"
         ):
@@ -161,9 +159,9 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
 
     def _squares(self, block: Block) -> IntArray:
         """The sum of the squares of the lengths of each row's documents, int64 ``[rows]``."""
-        if "segment_ids" not in names_of(block, self):
-            return lengths_of(block, self.column, self) ** 2
-        segments, lengths = numbers_of(block, "segment_ids", self)
+        if "segment_ids" not in read_columns.names_of(block, self):
+            return read_columns.lengths_of(block, self.column, self) ** 2
+        segments, lengths = read_columns.numbers_of(block, "segment_ids", self)
         ends = np.cumsum(lengths)
         begins = np.ones(len(segments), dtype=np.bool_)
         np.not_equal(segments[1:], segments[:-1], out=begins[1:])
@@ -184,7 +182,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
             try:
                 cost = function(lengths[first:stop])
             except Exception as error:
-                blame(error, self, int(run.block.ids[first]))
+                read_columns.blame(error, self, int(run.block.ids[first]))
                 raise
             try:
                 costs[number] = float(cost)
@@ -200,4 +198,6 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
 
     def _bad_cost(self, cost: Any, run: Run, batch: int) -> Exception:
         rule = f"the cost of a batch must be a number of 0 or more, got {shown(cost)}"
-        return at_row(f"{self}: {rule}; give another cost", self, run.row_ids(batch)[0])
+        return read_columns.at_row(
+            f"{self}: {rule}; give another cost", self, run.row_ids(batch)[0]
+        )

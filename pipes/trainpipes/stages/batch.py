@@ -10,9 +10,8 @@ from trainpipes._internal.checks import ColumnName, Count
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.held import Held
-from trainpipes.interfaces.read_columns import lengths_of
+from trainpipes.interfaces.read_columns import at_row, lengths_of
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
 
 

@@ -11,8 +11,8 @@ from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.row_types import python_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import made_once
 from trainpipes.stages.columns import row_table
 from trainpipes.stages.tokenizing import Tokenizes

@@ -25,10 +25,8 @@ from trainpipes.columns.matrices import matrices
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import at_row, blame, each, in_column, naming
-from trainpipes.interfaces.read_columns import Ragged, check_beside, check_fit, of_arrow
+from trainpipes.errors import ConfigError, DataError, shown
+from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.stage import Stage
 from trainpipes.stages.columns import CollatingStage, columns_as, columns_of, taken, unbatched
 from trainpipes.stages.pack import kept_columns
@@ -160,7 +158,7 @@ def _wide(dtype: np.dtype[Any], floats: np.dtype[Any] | None) -> np.dtype[Any]:
 
 def _fits(values: Array, floats: np.dtype[Any] | None) -> bool:
     try:
-        check_fit(values, _wide(values.dtype, floats), None, "")
+        read_columns.check_fit(values, _wide(values.dtype, floats), None, "")
     except BadCell:
         return False
     return True
@@ -179,7 +177,7 @@ def _values(column: pa.ChunkedArray, floats: np.dtype[Any] | None) -> Array | No
         values = to_numpy(array)
     dtype = _wide(values.dtype, floats)
     if floats is not None:
-        check_fit(values, dtype, None, "leave such rows out with filter()")
+        read_columns.check_fit(values, dtype, None, "leave such rows out with filter()")
     return values.astype(dtype, copy=False)
 
 
@@ -293,7 +291,7 @@ class Collate(CollatingStage, versioned="fn"):
         self._refuse_collated(run)
         if self.format == "rows" and not self._makes_columns:
             if self.fn is not None:
-                return run.with_items(each(self, self.fn, run))
+                return run.with_items(read_columns.each(self, self.fn, run))
             if run.items is not None:
                 return run.with_items(self._collated(run))
             if run.block.has_columns:
@@ -328,7 +326,7 @@ class Collate(CollatingStage, versioned="fn"):
             except Exception as error:
                 bad, ids = unfit(rows), run.row_ids(len(items))
                 row = ids[bad.row or 0] if len(ids) == len(rows) else ids[0]
-                raise at_row(f"{self}: {bad}", self, row) from error
+                raise read_columns.at_row(f"{self}: {bad}", self, row) from error
         return items
 
     def _of_types(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
@@ -356,7 +354,7 @@ class Collate(CollatingStage, versioned="fn"):
         )
         flat: dict[str, FlatLists] = {}
         for name in gathered.column_names:
-            with naming(name, self, ids):
+            with read_columns.naming(name, self, ids):
                 flat[name] = self._flat(name, gathered[name], names)
         self._check_weights(flat, ids)
         rest = Part(table.drop_columns(ragged) if ragged else table, part.index, part.bounds)
@@ -378,14 +376,14 @@ class Collate(CollatingStage, versioned="fn"):
             return _batches(part, self._kept, self._floats)
         except BadCell:  # whose column is looked for
             for name in part.data.column_names:  # type: ignore[union-attr]
-                with naming(name, self, ids):
+                with read_columns.naming(name, self, ids):
                     column = part.data.select([name])  # type: ignore[union-attr]
                     _batches(Part(column, part.index, part.bounds), self._kept, self._floats)
             raise
 
     def _flat(self, name: str, column: pa.ChunkedArray, names: Collection[str]) -> FlatLists:
-        lists = of_arrow(column, name)
-        if not isinstance(lists, Ragged) or lists.values.ndim > 1:
+        lists = read_columns.of_arrow(column, name)
+        if not isinstance(lists, read_columns.Ragged) or lists.values.ndim > 1:
             way = "make numbers of them by with_columns(), or leave the column out with select()"
             if is_text(column.type.value_type):
                 way = "encode_categories() makes ids of texts"
@@ -395,7 +393,9 @@ class Collate(CollatingStage, versioned="fn"):
         dtype: np.dtype[Any] = np.dtype(np.int64) if given.kind in "iu" else given
         if given.kind == "f":
             dtype = self._floats or (np.dtype(np.float32) if given == np.float64 else given)
-        check_fit(lists.values, dtype, lists.lengths, "leave such rows out with filter()")
+        read_columns.check_fit(
+            lists.values, dtype, lists.lengths, "leave such rows out with filter()"
+        )
         offsets_name = None if name in (self.weights or {}).values() else f"{name}_offsets"
         if offsets_name is not None and offsets_name in names:
             raise taken(offsets_name, self)
@@ -408,16 +408,16 @@ class Collate(CollatingStage, versioned="fn"):
             for column in (name, weights):
                 if column not in flat:
                     rule = f"must hold lists of numbers beside weights={self.weights}"
-                    raise in_column(BadCell(None, rule), column, self, ids)
+                    raise read_columns.in_column(BadCell(None, rule), column, self, ids)
             lengths, own = (np.diff(flat[column].offsets) for column in (name, weights))
-            check_beside(ids, weights, own, name, lengths, self)
+            read_columns.check_beside(ids, weights, own, name, lengths, self)
 
     def _of_columns(self, block: Block) -> Any:
         columns = columns_as(block, self.format, self)
         try:
             return columns if self.fn is None else self._draw_watch.around(self.fn)(columns)
         except Exception as error:
-            blame(error, self, int(block.ids[0]))
+            read_columns.blame(error, self, int(block.ids[0]))
             raise
 
 

@@ -18,7 +18,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.blame import at_row, blame, refused
+from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage
 
 

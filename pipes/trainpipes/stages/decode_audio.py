@@ -16,12 +16,11 @@ from trainpipes._internal.checks import ColumnName, Count, Seed, is_name, need, 
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors.text import shown
-from trainpipes.filesystems.ranged_file import open_named
+from trainpipes.errors import shown
 from trainpipes.filesystems.retry import Retry
-from trainpipes.interfaces.blame import refused
+from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import OnBadRow
-from trainpipes.interfaces.read_columns import cell
+from trainpipes.interfaces.read_columns import cell, refused
 from trainpipes.stages.columns import columns_of, row_table
 from trainpipes.stages.decoding import Decoder, bytes_of
 from trainpipes.stages.sound_files import (

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import ColumnName, Count, need
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import refused
+from trainpipes.errors import shown
 from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.interfaces.read_columns import refused
 from trainpipes.stages.decoding import Decoder, Undecodable, bytes_of
 
 #: An image, ``[C, H, W]``.

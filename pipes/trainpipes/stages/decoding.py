@@ -12,12 +12,9 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import Answer, row_words
 from trainpipes.errors import UnreadableError
-from trainpipes.interfaces.blame import blame
-from trainpipes.interfaces.left_out import LeftOut
-from trainpipes.interfaces.quarantine import leaves_out
-from trainpipes.interfaces.read_columns import cell
-from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.quarantine import LeftOut, leaves_out
+from trainpipes.interfaces.read_columns import blame, cell
+from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 

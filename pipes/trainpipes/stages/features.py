@@ -15,7 +15,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.blame import naming
+from trainpipes.interfaces.read_columns import naming
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table

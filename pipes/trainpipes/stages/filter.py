@@ -30,14 +30,11 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.engine.planning.row_names import row_names
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import each, in_column, matching, naming
-from trainpipes.interfaces.left_out import CallsFunction
-from trainpipes.interfaces.quarantine import OnBadRow
-from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.errors import ConfigError, shown
+from trainpipes.interfaces.quarantine import CallsFunction, OnBadRow
+from trainpipes.interfaces.read_columns import each, in_column, matching, naming
+from trainpipes.interfaces.stage import Numbers, Stage, Tally, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
-from trainpipes.interfaces.tally import Numbers, Tally
 from trainpipes.order.permutation import random_key
 from trainpipes.stages.features import floats_of
 from trainpipes.stages.labels import Label, LabelColumn, as_label, near_label

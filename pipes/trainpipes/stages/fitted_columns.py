@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest, table
-from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, MissingFilesError, shown
 
 Category: TypeAlias = "str | int"
 #: The ids of what is no known category; known ones are numbered from ``FIRST_ID`` on.

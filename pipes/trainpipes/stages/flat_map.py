@@ -11,10 +11,9 @@ from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
-from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.held import opened
-from trainpipes.interfaces.left_out import CallsFunction, Failed
-from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.interfaces.quarantine import CallsFunction, Failed, OnBadRow
+from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
 

@@ -16,11 +16,9 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
 from trainpipes.engine.planning.row_hash import unit
-from trainpipes.errors import DataError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import blame, each, refused
+from trainpipes.errors import DataError, shown
 from trainpipes.interfaces.options import identify
-from trainpipes.interfaces.read_columns import cell
+from trainpipes.interfaces.read_columns import blame, cell, each, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.permutation import random_key

@@ -17,10 +17,8 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import in_column, refused
-from trainpipes.interfaces.read_columns import row_at
+from trainpipes.errors import ConfigError, DataError, shown
+from trainpipes.interfaces.read_columns import in_column, refused, row_at
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table

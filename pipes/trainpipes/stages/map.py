@@ -23,12 +23,11 @@ from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
-from trainpipes.interfaces.blame import at_row, blame, refused
 from trainpipes.interfaces.contents import digest_of
 from trainpipes.interfaces.global_draws import DrawWatch
-from trainpipes.interfaces.hints import DRAWS
-from trainpipes.interfaces.left_out import CallsFunction, Failed
-from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.interfaces.options import DRAWS
+from trainpipes.interfaces.quarantine import CallsFunction, Failed, OnBadRow
+from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.permutation import random_key

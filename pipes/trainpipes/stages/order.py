@@ -11,8 +11,7 @@ from trainpipes._internal import checks
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.held import Held, in_epochs, opened
-from trainpipes.interfaces.hints import instead
-from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.options import identify, instead
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.samplers.torch_samplers import TorchOrder, draws_globally, reorders

@@ -17,14 +17,11 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.packing import best_window, fit_a_row, joint_window
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.held import CursorsOf, Held, around, opened
-from trainpipes.interfaces.left_out import LeftOut
-from trainpipes.interfaces.quarantine import OnError
-from trainpipes.interfaces.read_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.quarantine import LeftOut, OnError
+from trainpipes.interfaces.read_columns import at_row, check_beside, ids_of, names_of, numbers_of
+from trainpipes.interfaces.stage import Stage, Tally, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
-from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes

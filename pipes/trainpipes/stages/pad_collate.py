@@ -24,9 +24,8 @@ from trainpipes.columns.row_types import as_array, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
-from trainpipes.interfaces.blame import at_row, in_column, naming, refused
+from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.options import declared_checks
-from trainpipes.interfaces.read_columns import Even, Opaque, Ragged, check_fit, limits, read
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
@@ -290,7 +289,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         ids = run.block.ids
         need_columns(names, [*self._rules, *self._masks, *(self.lengths or ())], self)
         for name, mask in (*self._masks.items(), *(self.lengths or {}).items()):
-            raise in_column(_no_mask(mask), name, self, ids)
+            raise read_columns.in_column(_no_mask(mask), name, self, ids)
         change = self.dtype.is_floating_point or any(rule.dtype for rule in self._rules.values())
         for part in run.block.parts(bounds):
             rows, edges = part.cut
@@ -305,9 +304,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         dtype = self._rule_of(name).dtype or (self.dtype if both else tensor.dtype)
         if dtype == tensor.dtype:
             return tensor
-        with naming(name, self, ids):
+        with read_columns.naming(name, self, ids):
             values = as_array(tensor)
-            check_fit(values, numpy_dtype(dtype, name), None, _wider(name, values))
+            read_columns.check_fit(values, numpy_dtype(dtype, name), None, _wider(name, values))
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
@@ -325,7 +324,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             if isinstance(row, Mapping):
                 got = f"keys {list(row)} where the first row of its batch has {names}"
             rule = f"{self}: the rows of a batch must be dicts with the same keys, got {got}"
-            raise at_row(rule, self, ids[number], SchemaError)
+            raise read_columns.at_row(rule, self, ids[number], SchemaError)
         columns = {name: [row[name] for row in rows] for name in names}
         bounds = np.array([0, len(ids)], dtype=np.int64)
         return self._cut(self._writers(columns, ids), None, bounds)(0)
@@ -353,10 +352,12 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         taken = sorted({*masks.values(), *lengths.values()} & {*present})
         if taken:
             way = "give the mask another name"
-            raise refused(self, f": the rows have a column {taken[0]!r} already; {way}")
+            raise read_columns.refused(
+                self, f": the rows have a column {taken[0]!r} already; {way}"
+            )
         writers: list[Writer] = []
         for name, values in columns.items():
-            with naming(name, self, ids):
+            with read_columns.naming(name, self, ids):
                 writers.append(self._writer(name, values, masks.get(name), ids))
         return writers
 
@@ -364,20 +365,22 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         if name in self._kept:
             of_arrow = isinstance(values, pa.ChunkedArray)
             return _object_writer(name, values.combine_chunks() if of_arrow else values)
-        column = read(values, name, self, ids)
+        column = read_columns.read(values, name, self, ids)
         length = (self.lengths or {}).get(name)
         named = self._masks.get(name) or length
-        if isinstance(column, Even) and named is not None and column.values.ndim > 2:
+        if isinstance(column, read_columns.Even) and named is not None and column.values.ndim > 2:
             rows, each, *inner = column.values.shape  # of arrays that happen to be of one length
-            column = Ragged(column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64))
-        if not isinstance(column, Ragged) and named is not None:
+            column = read_columns.Ragged(
+                column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64)
+            )
+        if not isinstance(column, read_columns.Ragged) and named is not None:
             raise _no_mask(named)
-        if isinstance(column, Opaque):
+        if isinstance(column, read_columns.Opaque):
             return _object_writer(name, column.values)
-        ragged = isinstance(column, Ragged)
+        ragged = isinstance(column, read_columns.Ragged)
         dtype = self._dtype(name, column.values, ragged)
-        lengths = column.lengths if isinstance(column, Ragged) else None
-        check_fit(column.values, dtype, lengths, _wider(name, column.values))
+        lengths = column.lengths if isinstance(column, read_columns.Ragged) else None
+        read_columns.check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
             return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
@@ -411,7 +414,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
         if value is None or dtype.kind == "f":
             return value or 0
-        least, most = limits(dtype)
+        least, most = read_columns.limits(dtype)
         if not least <= value <= most or value % 1:
             said = f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold"
             raise ConfigError(f"{said}; give columns={{{name!r}: {{'value': …}}}}")

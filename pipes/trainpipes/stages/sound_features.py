@@ -16,9 +16,8 @@ from trainpipes._internal.checks import ColumnName, Count, Natural, Seed, Share,
 from trainpipes.columns.block import Block
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
-from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import at_row, refused
-from trainpipes.interfaces.read_columns import cell, cells, numbers_of
+from trainpipes.errors import shown
+from trainpipes.interfaces.read_columns import at_row, cell, cells, numbers_of, refused
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
 from trainpipes.stages.decode_audio import seconds_above_0

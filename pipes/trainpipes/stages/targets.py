@@ -13,11 +13,9 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.left_out import LeavesOut, LeftOut
-from trainpipes.interfaces.quarantine import leaves_out
-from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.tally import Numbers, Tally
+from trainpipes.interfaces.quarantine import LeavesOut, LeftOut, leaves_out
+from trainpipes.interfaces.read_columns import at_row
+from trainpipes.interfaces.stage import Numbers, Tally, made_once
 
 
 class WithoutTarget(Tally):

@@ -16,11 +16,10 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.quarantine import OnError
-from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.read_columns import blame
+from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import WereCut
 from trainpipes.stages.tokenizing import Tokenizes

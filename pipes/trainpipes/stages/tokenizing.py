@@ -18,8 +18,7 @@ from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.tokenizers.adapters import Function, load
-from trainpipes.tokenizers.engine import Ragged, TokenizerEngine
-from trainpipes.tokenizers.parallelism import take_turns
+from trainpipes.tokenizers.engine import Ragged, TokenizerEngine, take_turns
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
 LOOKED_AT = 1 << 16

@@ -19,8 +19,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from trainpipes.errors import StateError
-from trainpipes.errors.text import cut, shown
+from trainpipes.errors import StateError, cut, shown
 from trainpipes.order.layout import slots_before
 
 _END = re.compile(r'(.*),"check":"([0-9a-f]{8,16})"\}', re.DOTALL)

@@ -28,19 +28,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainpipes._internal.checks import pip_install
-from trainpipes.errors import StateError
-from trainpipes.errors.text import cut, shown
+from trainpipes.errors import StateError, cut, shown
 from trainpipes.order.layout import slots_before
+from trainpipes.state import cursor
 from trainpipes.state.cursor import MOST as MOST_COUNTED
-from trainpipes.state.cursor import (
-    checksum,
-    cursor_text,
-    read_cursor,
-    sealed,
-    shard_key,
-    shard_of,
-    unsealed,
-)
 
 _CURES = {
     "data": "load the state with the files it was saved with, or start a new run",
@@ -333,11 +324,11 @@ def read(state: Any) -> Saved:
     epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "batches", MOST_COUNTED)
     num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
     sizes, turn = (_text(state, key, "") for key in ("batch_sizes", "turn"))
-    pipeline, check = unsealed(_text(state, "pipeline"))
+    pipeline, check = cursor.unsealed(_text(state, "pipeline"))
     if check is None:
         raise StateError("pipeline: damaged (it has no checksum); load the state as it was saved")
     tag = check[:8]
-    if check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
+    if check != tag + cursor.checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
             f"pipeline: its checksum does not fit the other keys (epoch {epoch}, batches = {m}, num_shards "
             f"= {num_shards}, batch_sizes, turn). The state was edited or is damaged, or ranks saved it at "
@@ -346,7 +337,9 @@ def read(state: Any) -> Saved:
     cursors, extra = {}, {}
     for key, value in state.items():
         if key.startswith("shard-"):
-            cursors[shard_of(key, num_shards)] = read_cursor(key, value, epoch, m, num_shards, tag)
+            cursors[cursor.shard_of(key, num_shards)] = cursor.read_cursor(
+                key, value, epoch, m, num_shards, tag
+            )
         elif key not in _COMMON:
             extra[key] = value
     position = Position(epoch, m, num_shards, cursors, extra, BatchSizes.parse(sizes))
@@ -388,10 +381,10 @@ def render(
     position: Position, identity: str, texts: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
     """The state of a position; ``texts`` are its cursors, already sealed."""
-    tag = checksum(identity)
+    tag = cursor.checksum(identity)
     if texts is None:
         cursors, epoch = position.cursors, position.pass_number
-        texts = {s: cursor_text(cursor, s, tag, epoch) for s, cursor in cursors.items()}
+        texts = {s: cursor.cursor_text(at, s, tag, epoch) for s, at in cursors.items()}
     # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
     sizes = "" if position.sizes is None else position.sizes.render()
     turn = position.extra.get("turn", "")
@@ -401,10 +394,10 @@ def render(
         "epoch": position.pass_number,
         "batches": position.m,
         "num_shards": position.num_shards,
-        "pipeline": sealed(identity, tag + checksum(identity, *common)),
+        "pipeline": cursor.sealed(identity, tag + cursor.checksum(identity, *common)),
         "batch_sizes": sizes,
     }
-    state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))
+    state.update((cursor.shard_key(shard), texts[shard]) for shard in sorted(texts))
     state.update(position.extra)
     return state
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from trainpipes.errors import StateError
-from trainpipes.errors.text import cut, shown
+from trainpipes.errors import StateError, cut, shown
 from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, named_difference, read, render
 from trainpipes.state.work import is_work, merge_work

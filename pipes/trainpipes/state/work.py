@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpipes._internal.locks import cached_property
-from trainpipes.errors import StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import StateError, shown
 from trainpipes.state.cursor import checksum, sealed, unsealed
 from trainpipes.state.format import named_difference
 

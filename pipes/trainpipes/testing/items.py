@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.errors.text import shown
+from trainpipes.errors import shown
 
 #: Characters of a value in a message.
 QUOTED = 40

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import need, pip_install
-from trainpipes._internal.locks import cached_property
+from trainpipes import errors
+from trainpipes._internal import checks, locks
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart
 from trainpipes.columns.rectangles import Side
-from trainpipes.errors import ConfigError, DataError, UnreadableError
-from trainpipes.errors.text import shown
 from trainpipes.interfaces.options import identify, show
 from trainpipes.tokenizers.engine import (
     Affixes,
@@ -129,9 +127,9 @@ class Slow(TokenizerEngine):
             if bare and len(places) == 1:
                 return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
         said = f"which special tokens {self} puts around a text is not known"
-        raise ConfigError(f"{said}: pass add_special_tokens=False")
+        raise errors.ConfigError(f"{said}: pass add_special_tokens=False")
 
-    @cached_property
+    @locks.cached_property
     def special(self) -> Special:
         own = self._tokenizer
         ends = {} if own.eos_token_id is None else {own.eos_token: own.eos_token_id}
@@ -151,7 +149,7 @@ class Slow(TokenizerEngine):
         with self.turn:
             return str(self.loaded.decode(ids, clean_up_tokenization_spaces=False))
 
-    @cached_property
+    @locks.cached_property
     def _digest(self) -> str:
         kept = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
         content = json.dumps(kept, sort_keys=True, default=str)
@@ -168,17 +166,17 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
         rows = list(rows)
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     except TypeError as error:
-        raise DataError(f"{rule}, got {error}") from error
+        raise errors.DataError(f"{rule}, got {error}") from error
     if len(rows) != count:
-        raise DataError(f"{rule}, got {len(rows)} for {count} texts")
+        raise errors.DataError(f"{rule}, got {len(rows)} for {count} texts")
     arrays = rows and all(isinstance(row, np.ndarray) for row in rows)
     values = np.concatenate(rows) if arrays else np.array(list(chain.from_iterable(rows)))
     if values.size:
         if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
+            raise errors.DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
         most = max(abs(int(values.max())), abs(int(values.min()) + 1))
         if most > np.iinfo(np.int32).max:
-            raise DataError(f"{rule}, of 32 bits, got {most}")
+            raise errors.DataError(f"{rule}, of 32 bits, got {most}")
     return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)
 
 
@@ -187,7 +185,7 @@ class SentencePiece(TokenizerEngine):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model if isinstance(model, str) else type(model).__name__)
-        need("sentencepiece", "a SentencePiece model")
+        checks.need("sentencepiece", "a SentencePiece model")
         given = isinstance(model, str)
         self._content = read(model) if given else bytes(model.serialized_model_proto())
         others = {"bos": "add_eos", "eos": "add_bos"}
@@ -204,7 +202,7 @@ class SentencePiece(TokenizerEngine):
         except RuntimeError as error:
             way = "if it holds tiktoken's ranks, as some do, give the tokenizer.json"
             said = f"{self} is not a SentencePiece model: {error}; {way}"
-            raise UnreadableError(said, path=str(self)) from error
+            raise errors.UnreadableError(said, path=str(self)) from error
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
@@ -219,7 +217,7 @@ class SentencePiece(TokenizerEngine):
         token_id = int(getattr(self.loaded, f"{name}_id")())
         return None if token_id < 0 else token_id
 
-    @cached_property
+    @locks.cached_property
     def special(self) -> Special:
         end = self._id("eos")
         ends = {} if end is None else {self.loaded.id_to_piece(end): end}
@@ -247,14 +245,14 @@ class Tiktoken(TokenizerEngine):
 
     def __init__(self, encoding: Any) -> None:
         super().__init__(f"tiktoken:{getattr(encoding, 'name', encoding)}")
-        need("tiktoken", "a tiktoken encoding")
+        checks.need("tiktoken", "a tiktoken encoding")
         import tiktoken
 
         self._encoding = encoding
         names = tiktoken.list_encoding_names()
         if isinstance(encoding, str) and encoding not in names:
             said = f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}"
-            raise ConfigError(f"{said}; it has {', '.join(names)}")
+            raise errors.ConfigError(f"{said}; it has {', '.join(names)}")
 
     def _load(self) -> Any:
         if not isinstance(self._encoding, str):
@@ -265,13 +263,13 @@ class Tiktoken(TokenizerEngine):
             return tiktoken.get_encoding(self._encoding)
         except Exception as error:
             said = "tiktoken gets its ranks from the network, or the folder that TIKTOKEN_CACHE_DIR names"
-            raise UnreadableError(f"{self}: {said}, and neither worked: {error}") from error
+            raise errors.UnreadableError(f"{self}: {said}, and neither worked: {error}") from error
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         to_numpy = self.loaded.encode_to_numpy
         return Ragged.of_rows([to_numpy(t, disallowed_special=()) for t in texts.to_pylist()])
 
-    @cached_property
+    @locks.cached_property
     def special(self) -> Special:
         end = self.token_id("<|endoftext|>")
         return Special({} if end is None else {"<|endoftext|>": end})
@@ -292,7 +290,7 @@ class Tiktoken(TokenizerEngine):
     def _text(self, ids: list[int]) -> str:
         return utf8(self.loaded.decode_bytes(ids))
 
-    @cached_property
+    @locks.cached_property
     def _digest(self) -> str:
         encoding = self.loaded
         content = hashlib.sha256(encoding._pat_str.encode())
@@ -333,7 +331,7 @@ def load(tokenizer: Any, engine: str = "auto") -> TokenizerEngine:
         return SentencePiece(tokenizer)
     if callable(tokenizer):
         return Function(tokenizer)
-    raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
+    raise errors.ConfigError(f"{KINDS}; got {errors.shown(tokenizer)}")
 
 
 def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngine:
@@ -347,23 +345,23 @@ def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngin
         if file is None:
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
             there = f"{', '.join(inside[:8]) or 'nothing'}{', …' if len(inside) > 8 else ''}"
-            raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
+            raise errors.ConfigError(f"the directory {path} holds no {names}; it holds {there}")
         path = os.path.join(path, file)
     elif "://" not in text and not os.path.isfile(path):
         if not isinstance(tokenizer, str) or not is_hub_name(text):
             parent = next(p for p in Path(path).absolute().parents if p.exists())
             nearest = f"the nearest directory that exists is {parent}"
-            raise ConfigError(f"there is no tokenizer {text}: {nearest}")
+            raise errors.ConfigError(f"there is no tokenizer {text}: {nearest}")
         if find_spec("transformers") is None:
-            way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
-            raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
+            way = f"For a name on the Hugging Face hub: {checks.pip_install('transformers')}"
+            raise errors.ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
         return load(auto_tokenizer(text), engine)
     if path.endswith(".json"):
         return HuggingFace(path, engine)
     if path.endswith(".model"):
         return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
-    raise ConfigError(f"{path} has no known ending of a tokenizer file: {rule}")
+    raise errors.ConfigError(f"{path} has no known ending of a tokenizer file: {rule}")
 
 
 def is_hub_name(text: str) -> bool:
@@ -373,7 +371,7 @@ def is_hub_name(text: str) -> bool:
 
 def auto_tokenizer(name: str) -> Any:
     """What transformers makes of a folder, or of a name on the Hugging Face hub."""
-    need("transformers", f"the tokenizer {name}")
+    checks.need("transformers", f"the tokenizer {name}")
     from transformers import AutoTokenizer
 
     folder = os.path.isdir(name)
@@ -383,7 +381,7 @@ def auto_tokenizer(name: str) -> Any:
         why = (str(error) or repr(error)).splitlines()[0]
         if folder:
             message = f"transformers makes no tokenizer of {name}: {why}"
-            raise UnreadableError(message, path=name) from error
+            raise errors.UnreadableError(message, path=name) from error
         said = f"{name!r} is not a path, and AutoTokenizer finds no tokenizer of that name: {why}"
         way = f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
-        raise ConfigError(f"{said}; {way}") from error
+        raise errors.ConfigError(f"{said}; {way}") from error

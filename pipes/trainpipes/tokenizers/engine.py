@@ -1,4 +1,10 @@
-"""What ``tokenize`` asks of a tokenizer, whichever kind it is, and the rows of ids that it gives."""
+"""What ``tokenize`` asks of a tokenizer, whichever kind it is, and the rows of ids that it gives; and who
+works in parallel: the thread pool of ``tokenizers``, or our threads.
+
+The pool does not survive a fork: a child that uses its parent's hangs. So
+``TOKENIZERS_PARALLELISM`` is set in the parent, and "false" in forked children and DataLoader
+workers, unless the user has set it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +22,51 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from torch.utils.data import get_worker_info
 
+from trainpipes import errors
 from trainpipes._internal.locks import ForkLock, cached_property
 from trainpipes._internal.messages import clean
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array, stretches
 from trainpipes.columns.rectangles import Side
-from trainpipes.errors import ConfigError, DataError, UnreachableError, UnreadableError
 from trainpipes.filesystems.retry import Requests
+
+VARIABLE = "TOKENIZERS_PARALLELISM"
+
+_registered = False
+_ours: str | None = None  # what the variable was last set to here
+
+
+def settle() -> None:
+    """Set the variable for this process and the children that it will fork."""
+    global _registered
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_child=_switch_off)
+    if get_worker_info() is not None:
+        _switch_off()
+    elif VARIABLE not in os.environ:
+        _set("true")
+
+
+def take_turns(threads: int) -> None:
+    """Say how many of our threads encode at once; more than one turns the pool off."""
+    settle()
+    if os.environ.get(VARIABLE) == _ours and get_worker_info() is None:
+        _set("false" if threads > 1 else "true")
+
+
+def _set(value: str) -> None:
+    global _ours
+    os.environ[VARIABLE] = _ours = value
+
+
+def _switch_off() -> None:
+    global _ours
+    _ours = None  # for good
+    os.environ[VARIABLE] = "false"
+
 
 Ids = npt.NDArray[np.int32]
 
@@ -68,7 +111,9 @@ class Ragged:
     def to_arrow(self) -> pa.ListArray:
         if self.offsets[-1] > np.iinfo(np.int32).max:
             said = f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than an Arrow array holds"
-            raise DataError(f"{said}; tokenize after batch(), where fewer rows come at a time")
+            raise errors.DataError(
+                f"{said}; tokenize after batch(), where fewer rows come at a time"
+            )
         return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:
@@ -197,7 +242,7 @@ class TokenizerEngine(Loaded):
         """Ids and type ids of pairs of texts, the longer one cut first."""
         way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
         rule = "needs a tokenizer that knows how a pair is written"
-        raise ConfigError(f"pair=True {rule}, and {self} does not: {way}")
+        raise errors.ConfigError(f"pair=True {rule}, and {self} does not: {way}")
 
     def runs_on(self) -> str:
         return type(self).__name__.lower()
@@ -244,10 +289,10 @@ def read(path: str) -> bytes:
             system, place = fsspec.url_to_fs(path)
             return bytes(Requests().call(system, "cat_file", place))
         return Path(path).read_bytes()
-    except UnreachableError:
+    except errors.UnreachableError:
         raise
     except Exception as error:
-        raise UnreadableError(f"{path} cannot be read: {error}", path=path) from clean(error)
+        raise errors.UnreadableError(f"{path} cannot be read: {error}", path=path) from clean(error)
 
 
 def digest(content: bytes) -> str:

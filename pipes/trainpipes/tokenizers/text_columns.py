@@ -15,12 +15,11 @@ import torch
 from trainpipes._internal.checks import column_names, require, several
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns import arrays
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.blame import in_column, naming, refused
-from trainpipes.interfaces.read_columns import cells
+from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.stage import Stage
 
 Texts: TypeAlias = "pa.LargeStringArray"
@@ -47,11 +46,11 @@ class Template:
         end = _scalar("")
         pairs = ((_scalar(text), columns.get(name or "", end)) for text, name in self._parts)
         pieces = [piece for pair in pairs for piece in pair]
-        return one_chunk(pc.binary_join_element_wise(*pieces, end))
+        return arrays.one_chunk(pc.binary_join_element_wise(*pieces, end))
 
 
 def _scalar(text: str) -> Any:
-    return python_to_arrow([text], pa.large_string())[0]
+    return arrays.python_to_arrow([text], pa.large_string())[0]
 
 
 def read_texts(
@@ -60,10 +59,10 @@ def read_texts(
     """Columns of text, some of it perhaps null, or with ``numbers`` of integers, too, as text."""
     columns = {}
     for name in names:
-        column = cells(block, name, caller)
+        column = read_columns.cells(block, name, caller)
         if isinstance(column, torch.Tensor):
-            raise refused(caller, " works on columns of text, got tensors")
-        with naming(name, caller, block.ids):
+            raise read_columns.refused(caller, " works on columns of text, got tensors")
+        with read_columns.naming(name, caller, block.ids):
             read = _of_python if isinstance(column, list) else _of_arrow
             columns[name] = read(column, numbers)
     return columns
@@ -75,9 +74,11 @@ NO_TEXT = ", and only text can be tokenized; make it a string with map_batches()
 def _of_arrow(column: Any, numbers: bool) -> Texts:
     kind = column.type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (is_text(kind) or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))):
+    if not (
+        arrays.is_text(kind) or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))
+    ):
         raise BadCell(None, f"holds {column.type}{NO_TEXT}")
-    return one_chunk(column.cast(pa.large_string()))
+    return arrays.one_chunk(column.cast(pa.large_string()))
 
 
 def _of_python(values: list[Any], numbers: bool) -> Texts:
@@ -86,7 +87,7 @@ def _of_python(values: list[Any], numbers: bool) -> Texts:
             raise BadCell(row, f"holds {type(value).__name__}{NO_TEXT}")
     texts = [None if value is None else str(value) for value in values]
     try:
-        return python_to_arrow(texts, pa.large_string())
+        return arrays.python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
         said = "holds a surrogate (half of a character), which UTF-8 cannot write"
         way = "clean it in the map() that makes it"
@@ -102,10 +103,10 @@ def without_nulls(
         way = f"drop such rows with .filter(pc.field({with_nulls[0]!r}).is_valid()) before"
         way += ", or by on_error='skip'" * bool(caller.options.get("labels"))
         problem = f"is null, and there is no text to tokenize; {way}"
-        raise in_column(
-            BadCell(first_null(texts[with_nulls[0]]), problem), with_nulls[0], caller, ids
+        raise read_columns.in_column(
+            BadCell(arrays.first_null(texts[with_nulls[0]]), problem), with_nulls[0], caller, ids
         )
-    there = [to_numpy(texts[name].is_valid()) for name in with_nulls]
+    there = [arrays.to_numpy(texts[name].is_valid()) for name in with_nulls]
     return np.logical_and.reduce(there) if there else None
 
 

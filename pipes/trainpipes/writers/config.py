@@ -20,13 +20,11 @@ import torch
 from trainpipes._internal.checks import need
 from trainpipes.columns.expressions import text_of
 from trainpipes.engine.record import Record
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import is_secret, shown, without_url_secrets
+from trainpipes.errors import ConfigError, is_secret, shown, without_url_secrets
 from trainpipes.filesystems.retry import Retry, given
-from trainpipes.interfaces.options import same
+from trainpipes.interfaces.options import STANDARD, arrow_schema, declared_kinds, same, with_scalars
 from trainpipes.interfaces.quarantine import Quarantine
 from trainpipes.interfaces.stage import Stage, stage_classes
-from trainpipes.interfaces.yaml_values import STANDARD, arrow_schema, declared_kinds, with_scalars
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.version import __version__
 

@@ -21,7 +21,7 @@ from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.blame import say_where
+from trainpipes.interfaces.read_columns import say_where
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.order.layout import WindowKey

@@ -21,10 +21,9 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import TICK, Flag, get, start, wait_for
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling.process_map import preload
-from trainpipes.errors import ConfigError, WorkerError
-from trainpipes.errors.text import how_ended
+from trainpipes.errors import ConfigError, WorkerError, how_ended
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
-from trainpipes.tokenizers.parallelism import VARIABLE
+from trainpipes.tokenizers.engine import VARIABLE
 
 T = TypeVar("T")
 S = TypeVar("S")

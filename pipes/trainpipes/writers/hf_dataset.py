@@ -14,8 +14,7 @@ from trainpipes._internal.checks import need, require, wrong
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.engine.record import Record
-from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError, shown
 from trainpipes.order.layout import Topology, divisors
 from trainpipes.state.format import Position
 

@@ -24,8 +24,8 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.places import OutputFile, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.read_columns import Even, Opaque, Ragged, null_cell, of_arrow, row_at
-from trainpipes.sources.memmap.dataset import MemmapDataset
-from trainpipes.sources.memmap.manifest import (
+from trainpipes.sources.from_memmap import MemmapDataset
+from trainpipes.sources.mapped_rows import (
     DTYPES,
     HEADER,
     Array,

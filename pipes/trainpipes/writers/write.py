@@ -23,7 +23,7 @@ from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
-from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.state.cursor import checksum
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.executor import Executor, Threads, checked_executor

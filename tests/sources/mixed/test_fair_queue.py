@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn import examples
-from trainpipes.sources.mixed.fair_queue import (
+from trainpipes.sources.fair_queue import (
     RowOrder,
     by_tokens,
     common_total,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes.engine.shards import shard_rows
-from trainpipes.sources.mixed.fair_queue import (
+from trainpipes.sources.fair_queue import (
     RowOrder,
     by_tokens,
     common_total,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.sources.mixed import mix_runs
+from trainpipes.sources import mix_runs
 from trainpipes.testing import check_resume
 
 IDS = pa.list_(pa.int64())

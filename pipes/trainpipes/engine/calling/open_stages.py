@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trainpipes._internal.activity import each
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
+from trainpipes.interfaces.held import EmptyRounds
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
     FinishingStage,

@@ -36,9 +36,8 @@ from trainpipes.engine.calling.process_worker import (
     work,
 )
 from trainpipes.engine.calling.row_call import Answer, RowCall, Words
-from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
-from trainpipes.errors.text import how_ended
-from trainpipes.interfaces.left_out import Failed, Guarded
+from trainpipes.errors import ConfigError, TrainpipesError, WorkerError, how_ended
+from trainpipes.interfaces.quarantine import Failed, Guarded
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0

@@ -19,8 +19,8 @@ from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
+from trainpipes.interfaces.stage import Numbers
 from trainpipes.interfaces.stage_kinds import DeviceStage
-from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, carried, render
 

@@ -9,8 +9,8 @@ from typing import Any
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage import Numbers
 from trainpipes.interfaces.stage_kinds import BatchingStage, CountingStage, PackingStage, RunStage
-from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
 

@@ -19,8 +19,7 @@ from torch.utils.data._utils import signal_handling
 
 from trainpipes._internal.locks import start
 from trainpipes.engine.iterating.worker_message import WorkerMemory
-from trainpipes.errors import WorkerError
-from trainpipes.errors.text import how_ended
+from trainpipes.errors import WorkerError, how_ended
 
 #: Seconds that a worker's end waits for its sending thread.
 SENDING = 0.2

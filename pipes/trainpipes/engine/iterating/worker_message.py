@@ -25,7 +25,7 @@ from trainpipes._internal.activity_sampler import Counts
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
-from trainpipes.interfaces.tally import Numbers
+from trainpipes.interfaces.stage import Numbers
 
 #: Most bytes of several batches in one message: of values, and of pickles beside them.
 MOST_BYTES, BESIDE = 8 << 20, 64 << 10

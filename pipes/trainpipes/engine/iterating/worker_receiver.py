@@ -25,7 +25,7 @@ from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessa
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.errors import WorkerError
-from trainpipes.interfaces.tally import Numbers
+from trainpipes.interfaces.stage import Numbers
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
 

@@ -27,8 +27,7 @@ from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream, read_full, read_rows
-from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.tally import aside
+from trainpipes.interfaces.stage import Stage, aside, is_ours
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.errors import ConfigError, StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, StateError, shown
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import CombiningSource, RepeatStage, stages_within
 

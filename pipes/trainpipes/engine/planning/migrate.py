@@ -27,8 +27,7 @@ from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import StateError, shown
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import (

@@ -27,8 +27,7 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
-from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.stage import Stage, Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import NEW_WEIGHTS, BatchSizes, Reweighed
 

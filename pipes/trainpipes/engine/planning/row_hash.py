@@ -17,8 +17,7 @@ from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_nu
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.interfaces.blame import naming
-from trainpipes.interfaces.read_columns import cells
+from trainpipes.interfaces.read_columns import cells, naming
 from trainpipes.interfaces.stage import Stage
 
 HashArray = npt.NDArray[np.uint64]

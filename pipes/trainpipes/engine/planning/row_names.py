@@ -9,7 +9,7 @@ import numpy as np
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.row_hash import HashArray, RowNames
-from trainpipes.errors.text import known_name
+from trainpipes.errors import known_name
 from trainpipes.interfaces.source import RowSource
 
 MAGIC = "*?["

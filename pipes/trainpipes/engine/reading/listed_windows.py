@@ -16,8 +16,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_in_order
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowMaker
-from trainpipes.errors import DataError
-from trainpipes.errors.text import shown
+from trainpipes.errors import DataError, shown
 from trainpipes.interfaces.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import put_through

@@ -16,8 +16,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.mixed_windows import MixedWindows
 from trainpipes.engine.shards.shard_rows import Shards, open_rows, own_items
 from trainpipes.errors import DataError
-from trainpipes.interfaces.blame import is_about_a_row, say_where
-from trainpipes.interfaces.empty_epoch_guard import check_shard
+from trainpipes.interfaces.held import check_shard
+from trainpipes.interfaces.read_columns import is_about_a_row, say_where
 from trainpipes.interfaces.stage_kinds import CountingStage
 from trainpipes.order.layout import WindowKey, slots_before
 from trainpipes.state.cursor import cursor_text

@@ -22,7 +22,7 @@ from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
 from trainpipes.engine.reading.stream_windows import StreamMaker
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.interfaces.empty_epoch_guard import check_shard
+from trainpipes.interfaces.held import check_shard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage

@@ -12,8 +12,7 @@ from typing import Any
 
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes.engine.record import Record
-from trainpipes.errors import StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import StateError, shown
 from trainpipes.loader import Loader
 from trainpipes.state.merge import TIMEOUT
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainpipes._internal.activity import WAITING
 from trainpipes._internal.activity_sampler import ITERATES
-from trainpipes.errors.text import amount, cut
+from trainpipes.errors import amount, cut
 from trainpipes.look.profiling.facts import Facts, Measured
 from trainpipes.look.profiling.verdict import verdict
 

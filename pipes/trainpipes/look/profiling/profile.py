@@ -32,7 +32,7 @@ from trainpipes._internal.messages import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.filesystems.places import writing
-from trainpipes.interfaces.hints import instead
+from trainpipes.interfaces.options import instead
 from trainpipes.look.profiling.facts import (
     Facts,
     Measured,

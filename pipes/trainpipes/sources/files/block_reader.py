@@ -3,30 +3,195 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes import errors
+from trainpipes._internal import locks
+from trainpipes._internal.activity import BYTES
+from trainpipes._internal.pool import Future, Pool, waits_for_server
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.filesystems.retry import Requests
 from trainpipes.interfaces.source import Place
-from trainpipes.sources.files.ahead import Ahead
-from trainpipes.sources.files.bad_rows import BAD
-from trainpipes.sources.files.decoded_files import DecodedFiles
-from trainpipes.sources.files.each_file import BadFileError, reason
-from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
-from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.files import file_bytes
+from trainpipes.sources.files.decoded_files import BAD, DecodedFiles
+from trainpipes.sources.files.formats import BadFileError, OtherBytesError, reason
 from trainpipes.sources.files.index_store import forget
+
+#: Threads of a process that wait for servers.
+MAX_THREADS = 32
+#: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
+MOST_HELD = 4 * MAX_THREADS
+
+
+@cache
+def waiting() -> Pool:
+    """The threads that wait for servers, shared by all readers of the process."""
+    return Pool(MAX_THREADS, name="trainpipes-requests", waiting=BYTES)
+
+
+class _Readers:
+    """All readers of a process that read ahead: what somebody waits for comes first, then what is needed
+    next.
+    """
+
+    def __init__(self) -> None:
+        self.lock = locks.InterruptibleLock()
+        self._all: locks.Living[Ahead] = locks.Living()
+        self._busy = 0
+        self._is_cold = True
+
+    def add(self, reader: Ahead) -> None:
+        with self.lock:
+            self._all.add(reader)
+
+    def go_on(self, is_cold: bool | None = None) -> None:
+        """Begin what there is room for, with the lock. The very first fetch has the line for itself, since
+        the first batch waits for it.
+        """
+        readers = list(self._all)
+        coming = [reader for reader in readers if reader.upcoming]
+        held = sum(reader.held for reader in readers)
+        if is_cold is not None or not (self._busy or held):
+            self._is_cold = is_cold is None
+        while coming and self._busy < (1 if self._is_cold else MAX_THREADS):
+            first = min(coming, key=Ahead.place)
+            size = first.begin(held)
+            if size is None:
+                return
+            held += size
+            self._busy += 1
+            coming = [reader for reader in coming if reader.upcoming]
+
+    def is_done(self) -> None:
+        with self.lock:
+            self._busy -= 1
+            self.go_on(is_cold=False)
+
+
+_readers = _Readers()
+
+
+def _forget() -> None:
+    global _readers
+    _readers = _Readers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)  # the parent's readers are not the child's
+
+
+class Ahead:
+    """What one reader has opened ahead, in the order in which it will be needed. Any thread may ask."""
+
+    def __init__(
+        self, open_block: Callable[[Any], Any], size: Callable[[Any], float], most: float
+    ) -> None:
+        self._open, self._size, self._most = open_block, size, most
+        self._readers = _readers
+        #: What is to be opened, and its turn; bytes of what is open or being opened.
+        self.upcoming: dict[Any, float] = {}
+        self.held = 0.0
+        self._futures: dict[Any, Future] = {}
+        #: What somebody waits for before its turn; set once it is being opened.
+        self._wanted: dict[Any, locks.Flag] = {}
+        self._readers.add(self)
+
+    def expect(
+        self,
+        blocks: Iterable[Any],
+        more: bool = False,
+        turns: Sequence[float] = (),
+        most: float = math.inf,
+    ) -> None:
+        """Say what will be read next, in order; others are forgotten, or come after ``more``.
+
+        Args:
+            turns: of each block; the least of all readers come first.
+            most: bytes that the process may hold, where that is less than the user's limit.
+        """
+        with self._readers.lock:
+            self._most = min(self._most, most)
+            wanted = dict(zip(blocks, turns or repeat(0.0), strict=False))
+            kept = self.upcoming if more else {n: self.upcoming[n] for n in self._wanted}
+            wanted |= {n: turn for n, turn in kept.items() if n not in wanted}
+            if not more:
+                for block in [n for n in self._futures if n not in wanted]:
+                    self._pop(block)
+            self._set({n: turn for n, turn in wanted.items() if n not in self._futures})
+            self._readers.go_on()
+
+    def __contains__(self, block: Any) -> bool:
+        return block in self._futures
+
+    def _set(self, upcoming: dict[Any, float]) -> None:
+        self.upcoming = dict(sorted(upcoming.items(), key=lambda item: item[0] not in self._wanted))
+
+    def _pop(self, block: Any) -> Future | None:
+        future = self._futures.pop(block, None)
+        self.held -= 0.0 if future is None else self._size(block)
+        return future
+
+    def place(self) -> tuple[bool, float, int]:
+        """Of the first upcoming one in the line of the process."""
+        block, turn = next(iter(self.upcoming.items()))
+        return block not in self._wanted, turn, len(self._futures)
+
+    def begin(self, held: float) -> float | None:
+        """Open the first upcoming one; its size, or None if it has to wait. ``held``: by all readers."""
+        block = next(iter(self.upcoming))
+        size, wanted = self._size(block), self._wanted.pop(block, None)
+        full = held + size > self._most or len(self._futures) >= MOST_HELD
+        if full and held and wanted is None:
+            return None
+        del self.upcoming[block]
+        work = partial(_opened, self._open, block, self._readers)
+        self._futures[block] = waiting().submit(work)
+        self.held += size
+        if wanted is not None:
+            wanted.set()
+        return size
+
+    def take(self, block: Any) -> Any:
+        """What was opened ahead; None if it was not, or was out of reach."""
+        readers, wanted = self._readers, None
+        with readers.lock:
+            if block in self.upcoming:
+                wanted = self._wanted.setdefault(block, locks.Flag())
+                self._set(self.upcoming)
+                readers.go_on()
+        if wanted is not None:
+            with waits_for_server():
+                locks.wait_for(wanted)
+        with readers.lock:
+            future = self._pop(block)
+            readers.go_on()
+        if future is None or (future.done and isinstance(future.error, errors.UnreachableError)):
+            return None  # the server may be there again
+        try:
+            with waits_for_server():
+                return waiting().result(future)
+        except FileNotFoundError:
+            return None  # who reads it says so, and where
+
+
+def _opened(open_block: Callable[[Any], Any], block: Any, readers: _Readers) -> Any:
+    try:
+        return open_block(block)
+    finally:
+        readers.is_done()
+
 
 #: Bytes of a block that is worth a request of its own, and of smaller ones that are fetched together.
 SMALL, TOGETHER = 1 << 20, 4 << 20
@@ -218,7 +383,7 @@ class BlockReader:
         source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
         if isinstance(error, Exception) and not isinstance(
-            error, DataError | MemoryError | OSError
+            error, errors.DataError | MemoryError | OSError
         ):
             forget(source.kept_in)  # it may be what is wrong
             try:
@@ -226,7 +391,7 @@ class BlockReader:
             except Exception as failed:
                 error, change = failed, ""
             if change:
-                return changed(place, change)
+                return file_bytes.changed(place, change)
         if isinstance(error, _OtherRowsError):
             return source.other_rows(place, *error.args)
         return explanation(error, place, source.failed, source.kept_in)
@@ -277,22 +442,22 @@ def explanation(
     kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
     """The error with file and row, in our words; other errors as they are."""
-    if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
-        return located(place, error)  # type: ignore[no-any-return]
+    if isinstance(error, errors.UnreachableError | errors.DataChangedError) and error.row is None:
+        return file_bytes.located(place, error)  # type: ignore[no-any-return]
     if isinstance(error, MemoryError):  # a damaged number may be what asks for so much
         error.add_note(f"{place}: {what}")
-    if isinstance(error, TrainpipesError | MemoryError):
+    if isinstance(error, errors.TrainpipesError | MemoryError):
         return error
     if isinstance(error, FileNotFoundError):
-        return gone(place)
+        return file_bytes.gone(place)
     if isinstance(error, PermissionError):
-        return unreadable(place, "permission denied")
+        return file_bytes.unreadable(place, "permission denied")
     if not isinstance(error, Exception) or not isinstance(error, (OtherBytesError, *kinds)):
         return error
     forget(kept_in)
     if isinstance(error, OtherBytesError):
-        return changed(place, str(error))
-    return unreadable(place, f"{what}: {reason(error)}")
+        return file_bytes.changed(place, str(error))
+    return file_bytes.unreadable(place, f"{what}: {reason(error)}")
 
 
 @contextmanager

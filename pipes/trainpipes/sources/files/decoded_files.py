@@ -1,11 +1,14 @@
-"""Files of a format as blocks of rows: where each is, and what is made of what the format decodes."""
+"""Files of a format as blocks of rows: where each is, and what is made of what the format decodes. For rows
+that cannot be read there are nulls in their places, and why; ``BadRows`` leaves them out.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,23 +16,109 @@ import pyarrow as pa
 
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.types import IntArray
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.run import Run
+from trainpipes.errors import DataError, SchemaError, UnreadableError
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces import quarantine, stage
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.stage import is_ours
-from trainpipes.interfaces.tally import is_aside
-from trainpipes.sources.files.bad_rows import BAD, bad_rows
-from trainpipes.sources.files.each_file import is_of_content, reason
-from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_errors import unreadable
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.sources.files.file_bytes import FileBytes, unreadable
 from trainpipes.sources.files.file_reader import FileBlocks
-from trainpipes.sources.files.format import Columns, Format, Layout
+from trainpipes.sources.files.formats import Columns, Format, Layout, cast_to, is_of_content, reason
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.remote_bytes import open_bytes
-from trainpipes.sources.files.schema import cast_to
 
+T = TypeVar("T")
 log = logging.getLogger("trainpipes")
+
+#: A column of ours: why a row cannot be read and, behind a zero, its text; null for others.
+BAD = pa.field("trainpipes:bad", pa.string())
+END = "\0"
+
+
+def bad_rows(schema: pa.Schema, rows: int, why: str) -> pa.RecordBatch:
+    """Nulls in place of rows that cannot be read."""
+    nulls = [pa.nulls(rows, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays([*nulls, pa.repeat(why, rows)], schema=schema.append(BAD))
+
+
+def separate(table: Any) -> tuple[Any, dict[int, tuple[str, str]]]:
+    """A table without our column; and of its bad rows why they are, and their text."""
+    why = table.column(BAD.name)
+    bad = np.flatnonzero(to_numpy(why.is_valid())).tolist() if why.null_count < len(why) else []
+    said = {row: why[row].as_py().partition(END)[::2] for row in bad}
+    return table.drop_columns([BAD.name]), said
+
+
+class BadRows(RunStage, keeps_rows=False, asks_inputs=True, gives="choice"):
+    """Leaves out the rows that a reader could not read. ``shaping``: what else makes rows bad."""
+
+    thread_safe = True
+
+    reader: str
+    on_error: OnBadRow
+    shaping: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.reader
+
+    def __repr__(self) -> str:
+        return f"{self.reader}(on_error)"
+
+    def identity(self) -> dict[str, Any]:
+        return {"stage": str(self), "shaping": self.shaping}
+
+    @stage.made_once
+    def _left_out(self) -> quarantine.LeftOut:
+        return quarantine.LeftOut(
+            self, "they cannot be read", "row", unit="", on_error=self.on_error
+        )
+
+    def _tallies(self) -> Sequence[stage.Tally]:
+        return (self._left_out,)
+
+    def process(self, run: Run) -> Run:
+        table, said = separate(run.block.data)
+        run = run.with_block(run.block.with_data(table))
+        bad = np.zeros(len(run.block), dtype=np.int64)
+        bad[[*said]] = 1
+        self._left_out.drop(run.block, bad, lambda n: said[n][0], lambda n: said[n][1])
+        return run.pick(np.flatnonzero(bad == 0)) if said else run
+
+
+def above_reader(reader: stage.Stage, shaping: Any = None) -> tuple[stage.Stage, ...]:
+    """The stages above a reader that leave out its bad rows, if it is asked to."""
+    on_error = reader.options["on_error"]
+    return (BadRows(reader.name, on_error, shaping),) if quarantine.leaves_out(on_error) else ()
+
+
+def without_bad_files(
+    open_on: Callable[[Any, Sequence[stage.Stage]], T],
+) -> Callable[[Any, Any], T]:
+    """``_open_on`` of a reader that may leave out files whose rows cannot be counted."""
+
+    @functools.wraps(open_on)
+    def opened(self: Any, files: Sequence[stage.Stage]) -> T:
+        while True:
+            try:
+                return open_on(self, files)
+            except UnreadableError as error:
+                bad = vars(error).get("bad_files")
+                if not bad or not quarantine.leaves_out(self.on_error):
+                    raise
+                self.bad_files.update(bad)
+            for name, why in bad.items():
+                place = Place(name, source=getattr(self._inputs, "name", None))
+                said = "%s: a file is left out, which cannot be read: %s: %s"
+                log.warning(said, self.name, place, why)
+                if isinstance(self.on_error, quarantine.Quarantine):
+                    quarantine.list_file(self.on_error, place, self, why)
+
+    return opened
 
 
 class DecodedFiles(FileBlocks):
@@ -53,7 +142,7 @@ class DecodedFiles(FileBlocks):
     ) -> None:
         self.format, self.columns, self._known = format, columns, known
         self.decoder = getattr(format, "decoder", f"{type(format).__name__}.decode")
-        self.is_ours = is_ours(type(format)) and not hasattr(format, "decoder")
+        self.is_ours = stage.is_ours(type(format)) and not hasattr(format, "decoder")
         what = "the rows here cannot be read"
         self.failed = what if self.is_ours else f"{self.decoder} failed here"
         self._besides = dict(besides or {})
@@ -88,7 +177,7 @@ class DecodedFiles(FileBlocks):
 
     def say_all_bad(self, file: int, number: int, rows: int) -> None:
         """Log once that all rows of a file or block are left out: of the first ten, the 100th, ..."""
-        if is_aside() or (file, number) in self._all_bad:
+        if stage.is_aside() or (file, number) in self._all_bad:
             return
         self._all_bad.add((file, number))
         count, several = len(self._all_bad), len(self.layouts[file].rows) > 1

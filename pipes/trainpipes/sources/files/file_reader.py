@@ -1,3 +1,7 @@
+"""What all stages that read files share: their options, the reader for a name, and work on each file, with an
+error that names all files that are bad.
+"""
+
 from __future__ import annotations
 
 import logging
@@ -6,31 +10,31 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
+from fsspec.implementations.cached import CachingFileSystem
 
-from trainpipes._internal.checks import (
-    checked_schema,
-    column_names,
-    is_path,
-    require,
-    whole_number,
-)
+from trainpipes import errors
+from trainpipes._internal import checks
 from trainpipes._internal.locks import cached_property
+from trainpipes._internal.progress import Progress
 from trainpipes._internal.types import IntArray
 from trainpipes.cache import SUFFIX
-from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.errors.text import amount, hidden
+from trainpipes.errors import amount, hidden
+from trainpipes.filesystems.retry import Requests, Stopped
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import LISTS
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import ReadingSource
-from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.files.file_list import FileList, digest, digests
-from trainpipes.sources.files.list_files import ListFiles, checked_options
-from trainpipes.sources.memmap.manifest import is_memmap
+from trainpipes.sources.files import list_files
+from trainpipes.sources.files.file_bytes import without
+from trainpipes.sources.files.formats import is_of_content, reason
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.mapped_rows import is_memmap
 
 log = logging.getLogger("trainpipes")
 
@@ -54,8 +58,10 @@ class FileReader(ReadingSource, asks_inputs=True):
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
-        if not stages or not isinstance(stages[0], ListFiles):
-            raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
+        if not stages or not isinstance(stages[0], list_files.ListFiles):
+            raise errors.ConfigError(
+                f"{self} needs the files to read: put it after list_files(...)"
+            )
         files = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
         for stage in stages[1:]:
             if hasattr(stage, "predicate"):
@@ -85,7 +91,7 @@ class FileReader(ReadingSource, asks_inputs=True):
         """Raise for names that are no text, which neither Arrow nor the index can hold."""
         odd = next(filter(re.compile("[\ud800-\udfff]").search, files.names), None)
         if odd is not None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self}: the name of the file {odd!r} is not UTF-8; rename it, or leave it out with "
                 f"{without(odd)}",
                 path=odd,
@@ -93,14 +99,14 @@ class FileReader(ReadingSource, asks_inputs=True):
 
     def _kept(self, files: FileList, stage: Any) -> FileList:
         if not callable(stage.predicate):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{stage} comes before {self.name}(), where there are only file paths, and an "
                 "expression needs columns; give a function of a path, or put the filter after "
                 f"{self.name}()"
             )
         kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
         if not len(kept):
-            raise MissingFilesError(
+            raise errors.MissingFilesError(
                 f"{stage} keeps none of the {len(files):,} files, for example {files.names[0]}; its "
                 "function gets the path or URL as text: check its condition",
                 stage=str(stage),
@@ -109,19 +115,19 @@ class FileReader(ReadingSource, asks_inputs=True):
 
 
 def _index(value: Any, option: str) -> str | bool:
-    good = isinstance(value, bool) or is_path(value)
+    good = isinstance(value, bool) or checks.is_path(value)
     rule = f"a file that ends in {SUFFIX}, a folder, True, False or None"
-    require(good, option, rule, value)
+    checks.require(good, option, rule, value)
     return value if isinstance(value, bool) else str(os.fspath(value))
 
 
 #: What refuses a bad value of an option, and returns a good one in the form that it is kept in.
 CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "columns": column_names,
-    "schema": checked_schema,
-    "block_rows": lambda value, option: whole_number(value, 1, option, "rows in a block"),
+    "columns": checks.column_names,
+    "schema": checks.checked_schema,
+    "block_rows": lambda value, option: checks.whole_number(value, 1, option, "rows in a block"),
     "index": _index,
-    "storage_options": checked_options,
+    "storage_options": list_files.checked_options,
 }
 
 
@@ -174,8 +180,10 @@ class FileBlocks(RowSource):
             "files": len(names),
             "rows": int(self.lengths.sum()),
             "bytes": int(self.sizes.sum()),
-            "digests": digests([f"{name}\0{size}\0{own}" for name, size, own in lines]),
-            "order": digest([f"{name}\0{own}" for name, own in zip(names, rows, strict=True)]),
+            "digests": list_files.digests([f"{name}\0{size}\0{own}" for name, size, own in lines]),
+            "order": list_files.digest(
+                [f"{name}\0{own}" for name, own in zip(names, rows, strict=True)]
+            ),
             **self.files.content(read),
         }
 
@@ -245,14 +253,16 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
 
     def below(suffixes: Sequence[str]) -> list[str]:
         return (
-            ListFiles(list(paths), suffix=suffixes, storage_options=storage_options).files().names
+            list_files.ListFiles(list(paths), suffix=suffixes, storage_options=storage_options)
+            .files()
+            .names
         )
 
     names = paths
     if "" in map(reader_by_name, paths):  # folders, or globs without an end
         try:
             names = below(ends_of_names())
-        except MissingFilesError:  # notes alone are text
+        except errors.MissingFilesError:  # notes alone are text
             names = below([*ends_of_names(), *suffixes_of("read_text")])
     counts = Counter(map(reader_by_name, names))
     usual = next((reader for reader, _ in counts.most_common() if reader), "read_json")
@@ -264,7 +274,106 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
     if (several := sorted(reader for reader in counts if reader))[1:]:
         calls = ", ".join(f"trainpipes.{reader}(...)" for reader in several)
         way += f", or of all of them, trainpipes.concat({calls})"
-    raise ConfigError(
+    raise errors.ConfigError(
         f"{caller} reads files of one format, which the ends of their names say ({known}), got files for "
         f"{kinds}: give files of one format, or a pipeline, such as {way}"
     )
+
+
+T = TypeVar("T")
+#: Threads that wait for disks, and for servers, at most.
+MAX_THREADS, MAX_REQUESTS = 16, 64
+#: Seconds from which local files are slow enough for threads to help; and as many files' time to spare, which
+#: a busy machine takes now and then.
+QUICK, SPARE = 0.001, 16
+#: What files are to be, where a file of another kind is known by its name.
+KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
+#: Unreadable files that a message names.
+NAMED = 100
+
+
+def each_file(
+    files: FileList,
+    look: Callable[[int, Requests], T],
+    caller: str,
+    kind: str,
+    *,
+    wanted: Sequence[int] | None = None,
+    job: str | None = None,
+    progress: Progress | None = None,
+    most: int | None = None,
+) -> dict[int, T]:
+    """What ``look`` finds in each file, by the file's number; several files at a time."""
+    numbers = range(len(files)) if wanted is None else wanted
+    results: dict[int, T] = {}
+    failures: dict[int, Exception] = {}
+    requests = Requests(files.retry)
+
+    def work(file: int) -> None:
+        try:
+            results[file] = look(file, requests)
+        except Stopped:
+            pass
+        except (MemoryError, errors.ConfigError):
+            raise
+        except Exception as error:
+            failures[file] = error
+            if isinstance(error, errors.UnreachableError):
+                requests.stop()
+        if own is not None:
+            own.advance()
+
+    made = Progress(job or f"looking at {kind} files", len(numbers), "files")
+    with nullcontext() if progress is not None else made as own:
+        here = all(map(is_local, files.systems))
+        most = most or (MAX_THREADS if here else MAX_REQUESTS)
+        if any(isinstance(system, CachingFileSystem) for system in files.systems):
+            most = 1  # what it notes of its files is not made for several threads
+        requests.map(work, _after_quick_ones(work, numbers) if here else numbers, most)
+    if failures:
+        plain = (
+            failure
+            for _, failure in sorted(failures.items())
+            if isinstance(failure, errors.DataError)
+        )
+        raise next(plain, None) or failed(files, failures, caller, kind)
+    return dict(sorted(results.items()))
+
+
+def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Sequence[int]:
+    """Work in this thread, which is faster while disks need no waiting; what is left is for several."""
+    began = perf_counter()
+    for done, number in enumerate(numbers, 1):
+        work(number)
+        if perf_counter() - began >= QUICK * (done + SPARE):
+            return numbers[done:]
+    return ()
+
+
+def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:
+    lines = []
+    for n, failure in sorted(failures.items()):
+        if isinstance(failure, errors.UnreachableError):
+            failure.stage = caller
+            return failure
+        said, reader = reason(failure), reader_by_name(files.names[n])
+        known = reader in said or caller.startswith(reader) or reader in ("", "read_text")
+        hint = "" if known or what not in KINDS else f"; {reader}() is for such files"
+        lines.append(f"  {files.names[n]}: {said}{hint}")
+    if len(lines) > NAMED:
+        lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
+    gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
+    first, bad = min(failures), [files.names[n] for n in sorted(failures)]
+    way = f"leave them out with {without(*bad[:NAMED])}" + ", and so on" * (len(bad) > NAMED)
+    text = (
+        f"{caller}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
+        + "\n".join(lines)
+        + f"\nReplace or remove them, or {way}"
+    )
+    kind = errors.MissingFilesError if gone else errors.UnreadableError
+    failed = kind(text, path=files.names[first], stage=caller)
+    if len(failures) < len(files) and all(map(is_of_content, failures.values())):
+        # What ``without_bad_files`` may go on without.
+        vars(failed)["bad_files"] = {files.names[n]: reason(cause) for n, cause in failures.items()}
+    failed.__cause__ = failures[first]
+    return failed

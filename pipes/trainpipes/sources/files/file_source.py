@@ -16,14 +16,12 @@ from trainpipes.errors import ConfigError
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import Place, RandomAccessSource, Reader
-from trainpipes.sources.files.bad_rows import BAD
+from trainpipes.sources.files import formats
 from trainpipes.sources.files.block_reader import BlockReader, explained
-from trainpipes.sources.files.decoded_files import DecodedFiles
-from trainpipes.sources.files.each_file import is_of_content
-from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.format import Columns, Format
+from trainpipes.sources.files.decoded_files import BAD, DecodedFiles
+from trainpipes.sources.files.formats import is_of_content
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.schema import chosen, different_schemas, one_schema
+from trainpipes.sources.files.list_files import FileList
 
 
 class FileSource(DecodedFiles):
@@ -137,11 +135,11 @@ class NumberedFiles(FileSource, RandomAccessSource):
 
 def scanned(
     files: FileList,
-    format: Format,
+    format: formats.Format,
     caller: str,
     reader: str,
     *,
-    columns: Columns = None,
+    columns: formats.Columns = None,
     schema: pa.Schema | None = None,
     index: str | bool | None = None,
     known: Any = None,
@@ -153,9 +151,9 @@ def scanned(
     source = kind(store, format, columns=columns, schema=schema, known=known)
     if schema is not None:
         source.said_of_schema = "schema= has"
-    different = different_schemas(files.names, [each.schema for each in source.layouts])
+    different = formats.different_schemas(files.names, [each.schema for each in source.layouts])
     if schema is None and any(len(other) for _, other in different):
-        source.schema = one_schema(different, columns, caller)
+        source.schema = formats.one_schema(different, columns, caller)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
         first = source.first(filled[0])
@@ -166,6 +164,6 @@ def scanned(
             if columns is not None:
                 path = files.names[filled[0]]
                 source.schema = pa.schema(
-                    list(chosen(source.schema, columns, caller, path).values())
+                    list(formats.chosen(source.schema, columns, caller, path).values())
                 )
     return source

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes import cache
 from trainpipes._internal.progress import Progress
 from trainpipes._internal.types import IntArray
-from trainpipes.cache import FOOTERS, LOCK, SUFFIX, folder, kept_file, path_of
 from trainpipes.cache.kept_file import locked
-from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.columns import arrays
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
-from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles
-from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.format import Layout, checked_layout
+from trainpipes.sources.files.file_reader import MAX_REQUESTS, each_file
+from trainpipes.sources.files.formats import Layout, checked_layout
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
 
 log = logging.getLogger("trainpipes")
@@ -87,7 +87,7 @@ class IndexStore:
         self._schemas: list[pa.Schema] = []  # of files scanned lately, each once
 
     def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
-        root, files = folder(), self.files
+        root, files = cache.folder(), self.files
         if index is False or root is None or not len(files):
             return None
         # Stands for the lowest folder that holds all files, and for what is kept of them.
@@ -95,12 +95,12 @@ class IndexStore:
         digest = hashlib.sha256(os.fsencode(f"{shared}\0{self._format}\0{key}")).hexdigest()[:32]
         if isinstance(index, str):
             named = Path(index).expanduser().absolute()
-            is_file = index.endswith(SUFFIX) or named.is_file()
-            return named if is_file else named / f"{digest}{SUFFIX}"
+            is_file = index.endswith(cache.SUFFIX) or named.is_file()
+            return named if is_file else named / f"{digest}{cache.SUFFIX}"
         small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
         if index is None and small and all(map(is_local, files.systems)):
             return None
-        return path_of(root, FOOTERS, digest)
+        return cache.path_of(root, cache.FOOTERS, digest)
 
     @property
     def kept_in(self) -> str | None:
@@ -178,8 +178,8 @@ class IndexStore:
         if self.path is None:
             return None
         try:
-            return kept_file.read(self.path, self._about, own=self._own)
-        except kept_file.ForeignError as error:
+            return cache.kept_file.read(self.path, self._about, own=self._own)
+        except cache.kept_file.ForeignError as error:
             raise ConfigError(
                 f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
                 "trainpipes: name another one, or remove it",
@@ -188,12 +188,12 @@ class IndexStore:
 
     @contextmanager
     def _alone(self, alone: bool) -> Iterator[None]:
-        root = folder()
+        root = cache.folder()
         with ExitStack() as stack:
             if alone and self.path is not None and root is not None:
                 digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
                 with suppress(OSError):  # nothing depends on it
-                    path = path_of(root, FOOTERS, digest).with_suffix(LOCK)
+                    path = cache.path_of(root, cache.FOOTERS, digest).with_suffix(cache.LOCK)
                     stack.enter_context(locked(path, PATIENCE))
                 self._find()
             yield
@@ -214,10 +214,10 @@ class IndexStore:
             names = set(files.kept_names())
             others = [n for n, p in enumerate(earlier.column("path").to_pylist()) if p not in names]
             most = max(SOME_OTHERS, OTHERS * len(files))
-            parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
+            parts.append(earlier.take(arrays.to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            kept_file.write(self.path, [whole], self._about, own=self._own)
+            cache.kept_file.write(self.path, [whole], self._about, own=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 
@@ -248,23 +248,23 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
             numbers[id(layout.schema)] = written.setdefault(content, len(written))
     blocks = [np.concatenate([each.rows, each.start, each.stop]).tobytes() for each in layouts]
     columns = {
-        "path": python_to_arrow([names[n] for n in which], pa.string()),
-        "stamp": python_to_arrow([files.stamps[n] for n in which], pa.string()),
-        "size": to_arrow(files.sizes[list(which)]),
+        "path": arrays.python_to_arrow([names[n] for n in which], pa.string()),
+        "stamp": arrays.python_to_arrow([files.stamps[n] for n in which], pa.string()),
+        "size": arrays.to_arrow(files.sizes[list(which)]),
         "schema": pa.DictionaryArray.from_arrays(
-            python_to_arrow([numbers[id(each.schema)] for each in layouts], pa.int32()),
-            python_to_arrow(list(written), pa.binary()),
+            arrays.python_to_arrow([numbers[id(each.schema)] for each in layouts], pa.int32()),
+            arrays.python_to_arrow(list(written), pa.binary()),
         ),
-        "blocks": python_to_arrow(blocks, pa.large_binary()),
-        "extra": python_to_arrow([each.extra for each in layouts], pa.large_binary()),
+        "blocks": arrays.python_to_arrow(blocks, pa.large_binary()),
+        "extra": arrays.python_to_arrow([each.extra for each in layouts], pa.large_binary()),
     }
     return pa.table(columns, schema=COLUMNS)
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
-    schema = one_chunk(table.column("schema"))
+    schema = arrays.one_chunk(table.column("schema"))
     schemas = [pa.ipc.read_schema(each.as_buffer()) for each in schema.dictionary]
-    schema_of = to_numpy(schema.indices).tolist()
+    schema_of = arrays.to_numpy(schema.indices).tolist()
     blocks, extra = (table.column(name).to_pylist() for name in ("blocks", "extra"))
     layouts = {}
     for file, row in rows.items():

@@ -1,28 +1,143 @@
+"""``list_files``, and the list of files that it makes: their names, sizes and stamps."""
+
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+import platform
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache as once
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from trainpipes import cache
-from trainpipes._internal.checks import byte_count, local_path, require, several
+from trainpipes import cache, errors
+from trainpipes._internal import checks
+from trainpipes._internal.types import IntArray
 from trainpipes.cache.kept_file import Store
-from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.errors.text import hidden
-from trainpipes.filesystems.retry import Requests, Retry
+from trainpipes.filesystems.retry import NORMAL, Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import ListingSource
-from trainpipes.sources.files.ahead import PREFETCH_BYTES
-from trainpipes.sources.files.file_list import FileList, Listed, digests
-from trainpipes.sources.files.folders import Found, Reported, Wanted
+from trainpipes.sources.files.folders import TAGS, Found, Reported, Wanted
 from trainpipes.sources.files.listing import by_exact_name, expand
+
+#: Digests in a fingerprint, at most.
+MAX_DIGESTS = 16
+#: Bytes that a process fetches ahead, unless the user says otherwise.
+PREFETCH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What one path, glob or folder of the user means: where it is, and which files."""
+
+    url: str
+    system: Any
+    wanted: Wanted
+
+
+@dataclass(eq=False)
+class FileList:
+    """Files in order, int64 ``[files]``: ``sizes`` (-1 unknown), ``stamps`` (time of change in ns, or etag),
+    ``inodes`` (0 remote). Pickles hold credentials.
+    """
+
+    names: list[str] = field(repr=False)
+    paths: list[str] = field(repr=False)
+    sizes: IntArray
+    system_of: IntArray
+    systems: tuple[Any, ...]
+    stamps: list[str]
+    inodes: IntArray
+    retry: Retry = NORMAL
+    cache: Store | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
+    listed: tuple[Listed, ...] = ()
+    #: The names below what was listed, which are the same wherever that stands.
+    below: list[str] = field(default_factory=list, repr=False)
+    _process: int = field(default_factory=os.getpid, repr=False)
+    _machine: str = field(default_factory=platform.node, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pick(self, index: IntArray) -> FileList:
+        which = index.tolist()
+        texts = ("names", "paths", "stamps", *(["below"] if self.below else []))
+        chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in which] for name in texts}
+        chosen |= {name: getattr(self, name)[index] for name in ("sizes", "system_of", "inodes")}
+        return replace(self, **chosen)
+
+    def local(self, which: Iterable[int]) -> list[int]:
+        """Those that are on this machine."""
+        here = [is_local(system) for system in self.systems]
+        return [n for n in which if here[int(self.system_of[n])]]
+
+    def inode(self, file: int) -> int:
+        return int(self.inodes[file]) if self._machine == platform.node() else 0
+
+    def system(self, file: int) -> Any:
+        """A forked child makes its own file system: connections do not survive a fork."""
+        if self._process != os.getpid():
+            again = [
+                type(system)(*system.storage_args, **system.storage_options)
+                for system in self.systems
+            ]
+            self.systems = tuple(again)
+            self._process = os.getpid()
+        return self.systems[int(self.system_of[file])]
+
+    def known_names(self) -> list[str]:
+        """The names for a state: URLs without users and signatures."""
+        names = list(map(errors.known_name, self.names))
+        if len(set(names)) == len(names):
+            return names
+        return self.kept_names()  # only what may be a secret tells them apart
+
+    def kept_names(self) -> list[str]:
+        """The names for files on this machine, without secrets of URLs."""
+        return list(map(errors.kept_name, self.names))
+
+    def relative_names(self) -> list[str]:
+        """Names below the lowest common folder, wherever that is."""
+        parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
+        if not parts:
+            return []
+        alike = len(os.path.commonprefix(parts))  # noqa: RUF071  (of lists)
+        shared = min(alike, *(len(p) - 1 for p in parts))
+        return ["/".join(p[shared:]) for p in parts]
+
+    def content(self, read: Sequence[str]) -> dict[str, Any]:
+        """What a state knows of the files' content: what was ``read`` of it; where that is "", what the store
+        calls it, which counts for the same URL only.
+        """
+        pairs = []
+        for url, stamp, own in zip(self.known_names(), self.stamps, read, strict=True):
+            tagged = stamp.partition("=")[0] in TAGS
+            pairs.append(("read", own) if own else (url, stamp) if tagged else ("", ""))
+        if not any(known for _, known in pairs):
+            return {}
+        by, known = zip(*pairs, strict=True)
+        return {"content": {"by": digest(by), "of": digests(known)}}
+
+
+def digest(lines: Sequence[str]) -> str:
+    """36 bits of a SHA-256, as 6 characters: a state has up to 34 of them."""
+    content = hashlib.sha256(os.fsencode("\n".join(lines))).digest()
+    return urlsafe_b64encode(content).decode()[:6]
+
+
+def digests(lines: Sequence[str]) -> list[str]:
+    """Up to 16 digests, each of a contiguous group of lines."""
+    edges = np.linspace(0, len(lines), min(MAX_DIGESTS, len(lines)) + 1).astype(int).tolist()
+    return [digest(lines[a:b]) for a, b in pairwise(edges)]
+
 
 log = logging.getLogger("trainpipes")
 
@@ -99,16 +214,16 @@ class ListFiles(ListingSource):
             retry=Retry.of(self.retry, "list_files(retry)"),
         )
         if self.cache_dir is not None:
-            self._set(cache_dir=local_path(self.cache_dir, "list_files(cache_dir)"))
+            self._set(cache_dir=checks.local_path(self.cache_dir, "list_files(cache_dir)"))
         for name in ("cache_bytes", "prefetch_bytes"):
-            byte_count(getattr(self, name), f"list_files({name})")
+            checks.byte_count(getattr(self, name), f"list_files({name})")
         if self.storage_options is not None:
             option = "list_files(storage_options)"
             self._set(storage_options=checked_options(self.storage_options, option))
         ends = self._ends()
-        good = several(ends) and ends and all(isinstance(end, str) for end in ends)
+        good = checks.several(ends) and ends and all(isinstance(end, str) for end in ends)
         rule = "an end of names such as '.parquet', or several in a list"
-        require(good, "list_files(suffix)", rule, self.suffix)
+        checks.require(good, "list_files(suffix)", rule, self.suffix)
         if self.suffix is not None and not isinstance(self.suffix, str):
             self._set(suffix=list(ends))
 
@@ -167,7 +282,7 @@ class ListFiles(ListingSource):
             for path, about in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in rows:
-                    raise ConfigError(
+                    raise errors.ConfigError(
                         f"{self}: {name} is named twice, by {rows[name][0]!r} and by {url!r}; give each "
                         "file once. To see rows more often, mix() pipelines with weights",
                         path=name,
@@ -193,7 +308,7 @@ class ListFiles(ListingSource):
             np.array([report.inode for report in reported], dtype=np.int64),
             retry,
             self._cache(),
-            byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
+            checks.byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
             tuple(listed),
             list(below),
         )
@@ -202,7 +317,7 @@ class ListFiles(ListingSource):
         only = self.only or ()
         gone = [key.split("/", 1)[1] for key in only if key not in below]
         if gone:
-            raise MissingFilesError(
+            raise errors.MissingFilesError(
                 f"{self}: an epoch must have all files that it began with, and {len(gone):,} of "
                 f"{len(only):,} are not there, such as {gone[0]!r}; put them back, on all ranks, or "
                 "load a state of an epoch's start, which lists the files again",
@@ -213,7 +328,7 @@ class ListFiles(ListingSource):
         root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
         if root is None:
             return None
-        most = byte_count(self.cache_bytes, "list_files(cache_bytes)")
+        most = checks.byte_count(self.cache_bytes, "list_files(cache_bytes)")
         caller = f"list_files(cache_dir={str(root)!r})"
         return Store(root, cache.BYTES, most, "cache_bytes", caller, "name another cache_dir")
 
@@ -228,7 +343,9 @@ def _below(path: str, wanted: Wanted | None) -> str:
 
 @once
 def _say_no_etag(server: str) -> None:
-    log.warning("%s gives no ETag: changes are seen by Last-Modified and size", hidden(server))
+    log.warning(
+        "%s gives no ETag: changes are seen by Last-Modified and size", errors.hidden(server)
+    )
 
 
 class PathSource(RowSource):
@@ -264,19 +381,21 @@ class StorageOptions(dict[str, Any]):
 
 def checked_options(value: Any, option: str) -> StorageOptions:
     good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    require(good, option, "a dict of fsspec options", type(value).__name__)
+    checks.require(good, option, "a dict of fsspec options", type(value).__name__)
     return StorageOptions(value)
 
 
 def _checked_urls(given: Any) -> str | list[str]:
     urls = [given] if isinstance(given, str | os.PathLike) else given
     if isinstance(urls, list | tuple) and not urls:
-        raise MissingFilesError("list_files(urls) must name at least one file, got an empty list")
+        raise errors.MissingFilesError(
+            "list_files(urls) must name at least one file, got an empty list"
+        )
     good = isinstance(urls, list | tuple)
     paths = [
         os.fspath(url) if isinstance(url, os.PathLike) else url for url in (urls if good else ())
     ]
     good = good and all(isinstance(url, str) and url.strip() for url in paths)
     rule = "a path, folder, glob or URL as text or Path, or a list of them"
-    require(good, "list_files(urls)", rule, given)
+    checks.require(good, "list_files(urls)", rule, given)
     return paths if urls is given else paths[0]

@@ -12,16 +12,15 @@ from typing import Any, BinaryIO
 from trainpipes._internal.activity import count
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.cache.kept_file import add_checksum, read_content
-from trainpipes.errors import DataChangedError
-from trainpipes.errors.text import known_name
+from trainpipes.errors import DataChangedError, known_name
 from trainpipes.filesystems.request import Ranges, is_checked
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import Place
-from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, LocalBytes, cut, merged
-from trainpipes.sources.files.file_errors import changed, unreadable
-from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files import file_bytes
+from trainpipes.sources.files.file_bytes import KeptFiles
 from trainpipes.sources.files.folders import reported
+from trainpipes.sources.files.list_files import FileList
 
 #: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
 #: the gap are fetched as one: about what the wait for a request costs in bytes.
@@ -35,17 +34,17 @@ _locks: dict[tuple[int, int], InterruptibleLock] = {}  # by process and chunk
 
 def open_bytes(
     files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
-) -> FileBytes:
+) -> file_bytes.FileBytes:
     kept = kept or KeptFiles()
     if is_local(files.system(file)):
         listed = files.inode(file), files.stamps[file], int(files.sizes[file])
-        return LocalBytes(files.paths[file], listed, file, kept)
+        return file_bytes.LocalBytes(files.paths[file], listed, file, kept)
     in_chunks = files.cache is not None and files.stamps[file]
     kind = CachedBytes if in_chunks else RemoteBytes
     return kind(files, file, requests or Requests(files.retry), kept)
 
 
-class RemoteBytes(FileBytes):
+class RemoteBytes(file_bytes.FileBytes):
     """The bytes of a file on a server, by requests of ranges."""
 
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
@@ -56,7 +55,9 @@ class RemoteBytes(FileBytes):
         if size < 0:
             size = requests.call(self._system, "size", self._path)
             if size is None:
-                raise unreadable(Place(self.name), "the server does not say how large it is")
+                raise file_bytes.unreadable(
+                    Place(self.name), "the server does not say how large it is"
+                )
         self.size = size
         self.checked = is_checked(self._system, self.version)
 
@@ -64,7 +65,7 @@ class RemoteBytes(FileBytes):
         whole = self._kept.whole.get(self._file)
         if whole is not None:
             return [whole[start:stop] for start, stop in ranges]
-        spans = merged([span for span in ranges if span[0] < span[1]], GAP)
+        spans = file_bytes.merged([span for span in ranges if span[0] < span[1]], GAP)
         asked = [
             (start, min(start + PART_BYTES, stop))
             for first, stop in spans
@@ -77,18 +78,18 @@ class RemoteBytes(FileBytes):
             parts, tries = self._requests.ranges(*about)
         except DataChangedError as error:
             how = self._change() or "it changed as it was read"
-            raise changed(Place(self.name), how) from error
+            raise file_bytes.changed(Place(self.name), how) from error
         if tries > 1:
             self._confirm()
         if asked == [(0, self.size)]:
             self._kept.keep(self._file, parts[0])
         starts = [start for start, _ in asked]
-        return [cut(parts, starts, start, stop) for start, stop in ranges]
+        return [file_bytes.cut(parts, starts, start, stop) for start, stop in ranges]
 
     def _confirm(self) -> None:
         """Raise if the file is another one by now, where replies do not tell."""
         if not self.checked and (how := self._change()):
-            raise changed(Place(self.name), how)
+            raise file_bytes.changed(Place(self.name), how)
 
     def _change(self) -> str:
         self._system.invalidate_cache()
@@ -116,7 +117,7 @@ class CachedBytes(RemoteBytes):
         chunks = dict(sorted(self._chunks(sorted(numbers)).items()))
         self._last = {n: chunks[n] for n in list(chunks)[-1:]}
         parts, starts = list(chunks.values()), [n * CHUNK for n in chunks]
-        return [cut(parts, starts, start, stop) for start, stop in ranges]
+        return [file_bytes.cut(parts, starts, start, stop) for start, stop in ranges]
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         chunks = {n: self._last[n] for n in numbers if n in self._last}

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.interfaces.source import Place
-from trainpipes.sources.files.schema import cast_to
+from trainpipes.sources.files.formats import cast_to
 
 #: Where Arrow and Delta keep a field's number, and Delta the name that files have.
 IN_FILE = b"PARQUET:field_id"

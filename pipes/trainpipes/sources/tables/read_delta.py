@@ -17,7 +17,7 @@ from trainpipes.columns.arrays import to_numpy
 from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
-from trainpipes.sources.files.ahead import PREFETCH_BYTES
+from trainpipes.sources.files.list_files import PREFETCH_BYTES
 from trainpipes.sources.tables.fields import TableFields
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
 from trainpipes.sources.tables.table_files import TableVersion

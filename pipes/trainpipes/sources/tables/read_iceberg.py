@@ -15,8 +15,7 @@ from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
-from trainpipes.sources.files.ahead import PREFETCH_BYTES
-from trainpipes.sources.files.list_files import checked_options
+from trainpipes.sources.files.list_files import PREFETCH_BYTES, checked_options
 from trainpipes.sources.tables.fields import IN_FILE, PHYSICAL, TableFields, fields_of
 from trainpipes.sources.tables.table import ReadTable, instant
 from trainpipes.sources.tables.table_files import TableVersion

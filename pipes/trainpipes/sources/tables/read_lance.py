@@ -16,11 +16,10 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.interfaces.source import Place, RandomAccessSource
-from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_list import digest
 from trainpipes.sources.files.file_reader import cut_evenly
-from trainpipes.sources.files.schema import chosen, inner_paths
-from trainpipes.sources.parquet.filter import check_fits, checked_filter, needed_columns
+from trainpipes.sources.files.formats import chosen, inner_paths, one_line
+from trainpipes.sources.files.list_files import digest
+from trainpipes.sources.parquet_filter import check_fits, checked_filter, needed_columns
 from trainpipes.sources.tables.fields import TableFields
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
 

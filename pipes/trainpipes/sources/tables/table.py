@@ -7,22 +7,20 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from trainpipes import errors
 from trainpipes._internal.checks import column_names, require
 from trainpipes.columns.expressions import text_of
-from trainpipes.errors import ConfigError, MissingFilesError, TrainpipesError, UnreadableError
-from trainpipes.errors.text import cut
+from trainpipes.errors import cut
 from trainpipes.filesystems.retry import NORMAL
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import Source
-from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
-from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.list_files import ListFiles, checked_options
-from trainpipes.sources.parquet.filter import checked_filter
-from trainpipes.sources.parquet.read_parquet import ReaderFilter
-from trainpipes.sources.parquet.wanted import ChosenColumns
-from trainpipes.sources.tables.table_files import NO_ROWS, TableSource, TableVersion, rows_of
+from trainpipes.sources.files.decoded_files import above_reader, without_bad_files
+from trainpipes.sources.files.formats import one_line
+from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.parquet_filter import ChosenColumns, checked_filter
+from trainpipes.sources.read_parquet import ReaderFilter
+from trainpipes.sources.tables import table_files
 
 #: What libraries call a table that is not there.
 NOT_THERE = ("TableNotFoundError", "NoSuchTableError", "NoSuchNamespaceError")
@@ -55,7 +53,7 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
             option = f"{self.name}(storage_options)"
             self._set(storage_options=checked_options(options["storage_options"], option))
         if options["refresh"] is not None and options[self._number] is not None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self.name}(refresh) must be left out where {self._number} names the version of all "
                 f"epochs, got {options[self._number]!r}"
             )
@@ -85,7 +83,7 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
 
     # The version
 
-    def _version(self, number: Any) -> TableVersion:
+    def _version(self, number: Any) -> table_files.TableVersion:
         """A version by its number, or by an instant; None for the newest."""
         raise NotImplementedError
 
@@ -109,11 +107,11 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
         """What a format's library raises, in one line of ours that names the table."""
         try:
             yield
-        except (TrainpipesError, MemoryError, KeyboardInterrupt):
+        except (errors.TrainpipesError, MemoryError, KeyboardInterrupt):
             raise
         except BaseException as error:  # panics of Rust are no Exceptions
             if "forked" in str(error).lower():
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"{self.name} cannot open a table in a forked process, as its library has threads; use "
                     'trainpipes.Loader, or DataLoader(multiprocessing_context="forkserver")'
                 ) from None
@@ -123,21 +121,21 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
             said = cut(one_line(error).replace("\x1b[31m", "").replace("\x1b[0m", ""), 300)
             missing = type(error).__name__ in NOT_THERE or "was not found" in str(error)
             missing |= isinstance(error, FileNotFoundError)
-            kind = MissingFilesError if missing else UnreadableError
+            kind = errors.MissingFilesError if missing else errors.UnreadableError
             raise kind(
                 f"{self.name}: {what} ({type(error).__name__}: {said}); is the address right, and are "
                 "credentials given?",
                 path=self._said_uri,
             ) from error
 
-    def _gone(self, number: Any, why: str) -> MissingFilesError:
+    def _gone(self, number: Any, why: str) -> errors.MissingFilesError:
         way = f"read another one with {self._number}=..."
         if self.only is not None:
             way = (
                 "restore it, or load the state of an epoch's start with load_state_dict(state, "
                 "allow_changes=['version']), which goes on with the newest"
             )
-        return MissingFilesError(
+        return errors.MissingFilesError(
             f"{self.name}: version {number} of the table {self._said_uri} cannot be read any more: {why}; "
             f"{way}",
             path=self._said_uri,
@@ -162,20 +160,31 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
     ) -> FileList:
         """The files of a version, all of which must be there."""
         if not urls:
-            return FileList([], [], NO_ROWS, NO_ROWS, (), [], NO_ROWS, NORMAL)
+            return FileList(
+                [],
+                [],
+                table_files.NO_ROWS,
+                table_files.NO_ROWS,
+                (),
+                [],
+                table_files.NO_ROWS,
+                NORMAL,
+            )
         try:
             return self._listing(urls, known).files()
-        except (FileNotFoundError, MissingFilesError) as error:
+        except (FileNotFoundError, errors.MissingFilesError) as error:
             name = getattr(error, "filename", None) or getattr(error, "path", None) or error
             why = f"its file {name} is gone, which a vacuum, or who else cleans up, has removed"
             raise self._gone(number, why) from error
 
     @without_bad_files
-    def _rows_of(self, version: Any) -> TableSource:
+    def _rows_of(self, version: Any) -> table_files.TableSource:
         columns, filter = self.options["columns"], checked_filter(self.options["filter"], self.name)
         files = self._files(version.number, version.urls, version.storage_options)
         kept = [n for n, name in enumerate(files.names) if name not in self.bad_files]
-        source = rows_of(version, files, kept, columns, filter, str(self), self._said_uri)
+        source = table_files.rows_of(
+            version, files, kept, columns, filter, str(self), self._said_uri
+        )
         source.leave_out(self.options["on_error"])
         return source
 

@@ -18,21 +18,13 @@ from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.expressions import rows_that_match, text_of
 from trainpipes.errors import DataError
 from trainpipes.interfaces.source import Place
+from trainpipes.sources import parquet_filter
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.sources.files.schema import chosen, inner_paths
-from trainpipes.sources.parquet.filter import (
-    Facts,
-    FileBounds,
-    bounds_of,
-    check_fits,
-    facts_of,
-    may_hold,
-    needed_columns,
-)
-from trainpipes.sources.parquet.footers import RowGroupLayout, scan_footers
-from trainpipes.sources.parquet.row_groups import RowGroups
+from trainpipes.sources.files.formats import chosen, inner_paths
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.parquet_footers import RowGroupLayout, scan_footers
+from trainpipes.sources.read_parquet import RowGroups
 from trainpipes.sources.tables.fields import PHYSICAL, TableFields, fields_of
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
@@ -77,7 +69,7 @@ def rows_of(
     """The rows of some of a version's files, those that may match a filter."""
     fields = version.fields
     whole = pa.schema(chosen(fields.schema, None, caller, uri).values())
-    needed = [] if filter is None else needed_columns(filter, whole, caller)
+    needed = [] if filter is None else parquet_filter.needed_columns(filter, whole, caller)
     if columns is not None:
         inside = inner_paths(columns, whole.names)
         columns = [*columns, *(name for name in needed if name not in inside)]
@@ -85,18 +77,22 @@ def rows_of(
     constant = [name for name in version.constants.column_names if name in schema.names]
     constants, pruned = version.constants.select(constant), 0
     if filter is not None:
-        check_fits(filter, schema, caller)
-        may = set(may_hold(filter, schema, _facts(constants, len(files))).tolist()) if kept else ()
+        parquet_filter.check_fits(filter, schema, caller)
+        may = (
+            set(parquet_filter.may_hold(filter, schema, _facts(constants, len(files))).tolist())
+            if kept
+            else ()
+        )
         matching = [n for n in kept if n in may] or kept[:1]
         pruned, kept = len(kept) - len(matching), matching
     numbers = np.array(kept, dtype=np.int64)
     files, constants = files.pick(numbers), constants.take(to_arrow(numbers))
-    bounds: dict[int, FileBounds] = {}
+    bounds: dict[int, parquet_filter.FileBounds] = {}
 
     def look(file: int, metadata: Any, data: FileBytes) -> None:
         own = fields_of(metadata.schema.to_arrow_schema())
         named = pa.schema(fields.named(own, fields_of(fields.schema)))
-        bounds[file] = bounds_of(metadata, data, filter, named)
+        bounds[file] = parquet_filter.bounds_of(metadata, data, filter, named)
 
     sized = None if columns is None else _names_in_files(fields.schema, schema.names)
     footers = scan_footers(files, sized, caller, look=None if filter is None else look)
@@ -132,7 +128,7 @@ def rows_of(
         else:
             of_groups = [facts[n] for n, each in enumerate(layouts) for _ in each.rows]
             of_files = [group for file in sorted(bounds) for group in bounds[file]]
-            unread[may_hold(filter, schema, of_groups, of_files or None)] = False
+            unread[parquet_filter.may_hold(filter, schema, of_groups, of_files or None)] = False
         besides |= {"filter": text_of(filter), "unread": int(rows[unread].sum())}
         said = f"{int((~unread).sum()):,} of {len(rows):,} row groups may have rows that match"
         said += f"; {pruned:,} more files are left out by their partitions" if pruned else ""
@@ -150,8 +146,10 @@ def rows_of(
     return source
 
 
-def _facts(constants: pa.Table, files: int) -> list[Facts]:
-    return facts_of(constants) if constants.num_columns else [[] for _ in range(files)]
+def _facts(constants: pa.Table, files: int) -> list[parquet_filter.Facts]:
+    return (
+        parquet_filter.facts_of(constants) if constants.num_columns else [[] for _ in range(files)]
+    )
 
 
 def _names_in_files(schema: pa.Schema, names: Sequence[str]) -> list[str]:

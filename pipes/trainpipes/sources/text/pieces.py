@@ -1,21 +1,100 @@
-"""Pieces of a file of text: whole rows of some MB, and as many rows as a block has at most."""
+"""What rows of text are to the options of a reader: where they begin and end, and what is parsed of them; and
+pieces of a file of text: whole rows of some MB, and as many rows as a block has at most.
+"""
 
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.types import IntArray
-from trainpipes.sources.compressed import Entry, Stream
-from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.format import Layout, packed, unpacked
-from trainpipes.sources.text.text_rows import Start, TextRows
+from trainpipes.interfaces.quarantine import leaves_out
+from trainpipes.sources.compressed import Entry, ReadAgain, Stream
+from trainpipes.sources.files import formats
+from trainpipes.sources.files.formats import BadFileError
+from trainpipes.sources.text.cutters import Cutter
+
+#: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
+MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
+#: What some programs write before UTF-8.
+BOM = b"\xef\xbb\xbf"
+
+
+class Start(NamedTuple):
+    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
+
+    at: int = 0
+    names: Sequence[str] = ()
+    kind: str = ""
+
+
+def row_bytes(value: Any, option: str) -> int:
+    most = byte_count(value, option)
+    rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
+    require(most <= MOST_ROW_BYTES, option, rule, value)
+    return most
+
+
+class TextRows(formats.Format):
+    """A format of rows in text, by the options of a reader; ``rule`` tells what a row is, bytes of
+    ``between`` may surround one; with ``names_columns`` a file may lack a column. ``schema`` is that of all
+    rows once it is known, ``inferred`` if it is not the user's; only ``strict`` refuses columns it lacks.
+    """
+
+    known_by_blocks = True
+    reader: ClassVar[str]
+    rule: ClassVar[str] = "rows are text"
+    between: ClassVar[bytes] = b"\r\n"
+    names_columns: ClassVar[bool] = False
+    #: The type of a column without a single value.
+    empty: ClassVar[pa.DataType] = pa.null()
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.block_rows: int | None = options["block_rows"]
+        self.max_row_bytes = row_bytes(options["max_row_bytes"], "max_row_bytes")
+        self.inferred = "schema" in options and options["schema"] is None
+        self.schema: pa.Schema | None = None
+        self.strict, self.replace = False, options["errors"] == "replace"
+        self.leaves_out = leaves_out(options["on_error"])
+        self.again = ReadAgain()
+
+    @abstractmethod
+    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
+        """Where the rows of a file begin; None if more bytes must be seen. Raises BadFileError."""
+
+    @abstractmethod
+    def cutter(self, start: Start) -> Cutter:
+        """What finds the ends of a file's rows, at the first of them or at any other."""
+
+    @abstractmethod
+    def parse(
+        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
+    ) -> pa.Table:
+        """Rows as columns, of inferred types if ``schema`` is None. Raises pyarrow.ArrowException."""
+
+    def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
+        """The columns and types of rows, and the bytes of each column in memory."""
+        table = self.parse(data, start, None)
+        sizes = [float(column.nbytes) for column in table.columns]
+        return pa.schema([self.as_written(field) for field in table.schema]), sizes
+
+    def as_written(self, field: pa.Field) -> pa.Field:
+        """A field that was found, in the type that the file means."""
+        return field
+
+    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
+        return formats.unified(one, other)
+
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
 PIECE_BYTES = 4 << 20
@@ -33,7 +112,7 @@ def check_of(data: bytes | memoryview) -> int:
     return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
 
 
-def scan(stream: Stream, compression: str, form: TextRows, path: str, size: int) -> Layout:
+def scan(stream: Stream, compression: str, form: TextRows, path: str, size: int) -> formats.Layout:
     head, start = _head(stream, form, path)
     cutter, content = form.cutter(start), zlib.crc32(head)
     pieces = _Pieces(form, stream.entries, start.at, head.count(b"\n", 0, start.at))
@@ -52,8 +131,10 @@ def scan(stream: Stream, compression: str, form: TextRows, path: str, size: int)
     noted = np.array(pieces.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
     begins, stops, rows = (columns.pop(name) for name in names[:3])
-    extra = packed(compression=compression, head=start, size=size, content=content, **columns)
-    return Layout(rows, begins, stops, pa.schema([]), extra)
+    extra = formats.packed(
+        compression=compression, head=start, size=size, content=content, **columns
+    )
+    return formats.Layout(rows, begins, stops, pa.schema([]), extra)
 
 
 def _head(stream: Stream, form: TextRows, path: str) -> tuple[bytes, Start]:
@@ -190,7 +271,7 @@ class _Pieces:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TextLayout(Layout):
+class TextLayout(formats.Layout):
     """Each piece's line feeds before it, checksum, member's start, and whether it begins a block; the
     CRC-32 of all; and the rows whose types were found, with their bytes by column.
     """
@@ -207,16 +288,16 @@ class TextLayout(Layout):
     sampled: tuple[int, list[float]] | None = None
 
     @staticmethod
-    def of(layout: Layout) -> TextLayout:
-        extra = unpacked(layout.extra)
+    def of(layout: formats.Layout) -> TextLayout:
+        extra = formats.unpacked(layout.extra)
         extra["head"] = Start(*extra["head"])
         return TextLayout(
             layout.rows, layout.start, layout.stop, layout.schema, layout.extra, **extra
         )
 
-    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
-        extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
-        return Layout(self.rows, self.start, self.stop, schema, extra)
+    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> formats.Layout:
+        extra = formats.packed(**{**formats.unpacked(self.extra), "sampled": [rows, list(sizes)]})
+        return formats.Layout(self.rows, self.start, self.stop, schema, extra)
 
     @property
     def _firsts(self) -> IntArray:

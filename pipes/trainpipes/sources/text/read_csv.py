@@ -16,15 +16,14 @@ import pyarrow.csv as pcsv
 from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.errors.text import without_query
+from trainpipes.errors import without_query
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
-from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.cutters import Cutter, RecordCutter
+from trainpipes.sources.files.formats import BadFileError
+from trainpipes.sources.text.cutters import Cutter, RecordCutter, refuse_rounded
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.refused import refuse_rounded
-from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.sources.text.text_rows import BOM, MAX_ROW_BYTES, Start, row_bytes
+from trainpipes.sources.text.pieces import BOM, MAX_ROW_BYTES, Start, row_bytes
+from trainpipes.sources.text.read_text import TextReader
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do

@@ -14,29 +14,13 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from trainpipes._internal.types import IntArray
-from trainpipes.errors.text import cut
+from trainpipes.errors import cut
 from trainpipes.interfaces.quarantine import OnBadRow
-from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.cutters import (
-    FEED,
-    RETURN,
-    WHITE,
-    ArrayCutter,
-    Cutter,
-    FilledLineCutter,
-)
+from trainpipes.sources.files.formats import BadFileError
+from trainpipes.sources.text import cutters, pieces
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import PIECE_BYTES
-from trainpipes.sources.text.refused import (
-    INTEGER,
-    check_depth,
-    check_types,
-    refuse_deep,
-    refuse_null,
-    refuse_rounded,
-)
-from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.sources.text.text_rows import BOM, MAX_ROW_BYTES, Start, row_bytes
+from trainpipes.sources.text.pieces import row_bytes
+from trainpipes.sources.text.read_text import TextReader
 
 #: What a start says of a file that is one array.
 ARRAY = "array"
@@ -85,7 +69,7 @@ class ReadJson(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = pieces.MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
@@ -102,35 +86,35 @@ class Json(TextFormat):
     name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
-    between: ClassVar[bytes] = b"," + WHITE
+    between: ClassVar[bytes] = b"," + cutters.WHITE
 
-    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
-        at = len(BOM) if head.startswith(BOM) else 0
-        filled = head[at:].lstrip(WHITE)
+    def start(self, head: bytes, whole: bool, path: str) -> pieces.Start | None:
+        at = len(pieces.BOM) if head.startswith(pieces.BOM) else 0
+        filled = head[at:].lstrip(cutters.WHITE)
         if not filled and not whole:
             return None
         if filled.startswith(b"["):
-            return Start(len(head) - len(filled) + 1, kind=ARRAY)
+            return pieces.Start(len(head) - len(filled) + 1, kind=ARRAY)
         if filled[:1] not in (b"{", b"") and not self.leaves_out:
             raise BadFileError(
                 f"not JSON: rows are objects, {{...}}, one on each line or in one array, and it starts "
                 f"with {cut(repr(filled[:100]), 40)}"
             )
-        return Start(at)
+        return pieces.Start(at)
 
-    def cutter(self, start: Start) -> Cutter:
-        return ArrayCutter() if start.kind == ARRAY else FilledLineCutter()
+    def cutter(self, start: pieces.Start) -> cutters.Cutter:
+        return cutters.ArrayCutter() if start.kind == ARRAY else cutters.FilledLineCutter()
 
     def parse(
-        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
+        self, data: bytes, start: pieces.Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
         if start.kind == ARRAY:
             data = _as_lines(data)
-            refuse_null(data)
+            cutters.refuse_null(data)
         else:
-            check_depth(data)
-        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
-            data = BOM + data
+            cutters.check_depth(data)
+        if data.startswith(pieces.BOM):  # Arrow leaves one out, and this is not the file's
+            data = pieces.BOM + data
         kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
         table = pj.read_json(
@@ -138,12 +122,12 @@ class Json(TextFormat):
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
-        check_types(table.schema.types, data)
+        cutters.check_types(table.schema.types, data)
         if self.inferred:
-            refuse_rounded(table, data, lambda _, rows: _written(data, len(table), rows))
+            cutters.refuse_rounded(table, data, lambda _, rows: _written(data, len(table), rows))
         return table if kinds is None or kinds.equals(schema) else table.cast(schema)
 
-    def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
+    def infer(self, data: bytes, start: pieces.Start) -> tuple[pa.Schema, list[float]]:
         self._refuse_sparse(data, start)
         return super().infer(data, start)
 
@@ -151,9 +135,9 @@ class Json(TextFormat):
         """Text, where Arrow has taken it for times, which JSON does not have."""
         return _mapped(field, lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
 
-    def _refuse_sparse(self, data: bytes, start: Start) -> None:
+    def _refuse_sparse(self, data: bytes, start: pieces.Start) -> None:
         """Raise for so many different fields that their columns would fill the memory."""
-        most = CELLS_PER_BYTE * max(len(data), PIECE_BYTES)
+        most = CELLS_PER_BYTE * max(len(data), pieces.PIECE_BYTES)
         step = max(len(data) // SAMPLES, SAMPLE_BYTES)
         sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
         seen = len(set(KEY.findall(sample))) * step / SAMPLE_BYTES
@@ -175,14 +159,14 @@ class Json(TextFormat):
 
 
 def _as_lines(data: bytes) -> bytes:
-    view, cutter = np.frombuffer(data, np.uint8).copy(), ArrayCutter()
+    view, cutter = np.frombuffer(data, np.uint8).copy(), cutters.ArrayCutter()
     cutter.stops(data)
-    refuse_deep(cutter.depths)
-    ends = np.flatnonzero((view == FEED) | (view == RETURN))
+    cutters.refuse_deep(cutter.depths)
+    ends = np.flatnonzero((view == cutters.FEED) | (view == cutters.RETURN))
     if (np.searchsorted(cutter.quotes, ends) % 2).any():
         raise pa.ArrowInvalid("a text has a line end in it, which JSON writes as \\n")
     view[ends] = ord(" ")
-    view[cutter.commas] = FEED
+    view[cutter.commas] = cutters.FEED
     if cutter.ended is not None:
         view[cutter.ended :] = ord(" ")
     return view.tobytes()
@@ -192,7 +176,7 @@ def _written(data: bytes, count: int, rows: IntArray) -> Iterator[Any]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) == count:  # else it is not an object on each line, which is said elsewhere
         for row in rows.tolist():
-            yield json.loads(lines[row]) if INTEGER.search(lines[row]) else {}
+            yield json.loads(lines[row]) if cutters.INTEGER.search(lines[row]) else {}
 
 
 def _cells(values: Iterable[Any], length: int) -> int:

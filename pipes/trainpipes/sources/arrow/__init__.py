@@ -1,1 +1,0 @@
-"""Arrow tables, in memory and in files."""

@@ -1,0 +1,454 @@
+"""Rows that Python has: ``from_dataset`` by number, ``from_tensors``, and ``from_iterable`` one after the
+other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import KW_ONLY, dataclass
+from itertools import islice
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from trainpipes._internal import callers, checks, locks
+from trainpipes._internal.checks import Schema
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.content import tensor_digest
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.errors import ConfigError, shown
+from trainpipes.interfaces import source
+from trainpipes.interfaces.options import identify, instead, show
+from trainpipes.interfaces.read_columns import blame
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage, Source
+from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders
+
+
+class FromIterable(Source, gives="objects", holds_data=True):
+    """Rows of an iterable that is made anew for each epoch.
+
+    It must give the same items in the same order each time. A resume makes it again and drops used items;
+    every rank and worker reads all of it. What has epochs or a state of its own, such as a pipeline or a
+    ``DataLoader``, is refused.
+
+    Args:
+        factory: a function that returns a fresh iterable; or a list, an ``IterableDataset`` and the like.
+        version: names the factory in checkpoints instead of its module and name.
+        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: (i * i for i in range(4))))
+    [0, 1, 4, 9]
+    """
+
+    free = frozenset({"factory", "version", "schema"})
+
+    factory: Callable[[], Iterable[Any]] | Iterable[Any]
+    _: KW_ONLY
+    version: str | None = None
+    schema: Schema | None = None
+
+    def check(self) -> None:
+        factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
+        way = instead(factory)
+        self._require(not way, "factory", takes, way)
+        good = (callable(factory) or isinstance(factory, Iterable)) and not isinstance(
+            factory, Iterator
+        )
+        way = "an iterator is empty after one epoch" if isinstance(factory, Iterator) else ""
+        self._require(good, "factory", takes, way and f"{way}: pass lambda: ... instead")
+        is_set = isinstance(factory, set | frozenset)
+        way = "not a set, whose order differs between processes: pass sorted(...)"
+        self._require(not is_set, "factory", "data in a fixed order", way)
+
+    def open(self) -> IterableStream:
+        return IterableStream(self.factory, self.version)
+
+    _runs_user_code = True
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return text if len(text) < 120 else f"from_iterable({type(self.factory).__name__})"
+
+
+@dataclass(eq=False)
+class IterableStream(source.RowStream):
+    """The items of an iterable as a stream; a later epoch needs a function that makes it anew."""
+
+    factory: Callable[[], Iterable[Any]] | Iterable[Any]
+    version: str | None
+    _items: Iterator[Any] | None = None  # the last ones that were opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_items": None}
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
+        iterable: Any = self.factory
+        if callable(iterable) and not isinstance(iterable, IterableDataset):
+            with callers.making_rows():
+                iterable = iterable()
+            if not isinstance(iterable, Iterable):
+                raise ConfigError(
+                    "from_iterable(factory) must be a function that returns an iterable, and "
+                    f"{show(self.factory)} returned {shown(iterable)}"
+                )
+            way = instead(iterable)
+            checks.require(
+                not way,
+                "from_iterable(factory)",
+                "a function that returns a fresh iterable",
+                iterable,
+                way,
+            )
+        with callers.making_rows():
+            items = iter(iterable)
+        if items is self._items:
+            raise ConfigError(
+                f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "
+                "gave the same one again, whose items are used up: make it within the function"
+            )
+        self._items = items
+        return IterableReader(items)
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self.version is not None:
+            return {"iterable": f"version {identify(self.version)}"}
+        factory = self.factory
+        return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows = "an iterable: number of rows unknown; a resume reads and drops the rows already used"
+        return [("rows", rows)]
+
+
+@dataclass(eq=False)
+class IterableReader(source.StreamReader):
+    """One pass over an iterable."""
+
+    items: Iterator[Any]
+
+    def read(self, rows: int) -> Payload | None:
+        with callers.making_rows():
+            return list(islice(self.items, rows)) or None
+
+
+class FromTensors(Source, random_access=True):
+    """Rows of tensors that share their first dimension: tuples, or dicts if tensors have names.
+
+    The first state hashes all numbers.
+
+    Args:
+        tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
+        names: a name for each, or None for tuples.
+
+    Raises:
+        ConfigError: first dimensions differ.
+
+    >>> import torch, trainpipes as tp
+    >>> x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])
+    >>> list(tp.from_tensors(x, y).batch(2).collate())[1]
+    [tensor([[4., 5.]]), tensor([0])]
+    """
+
+    free = frozenset({"tensors", "names"})
+
+    tensors: tuple[Any, ...]
+    names: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        some = isinstance(self.tensors, list | tuple) and len(self.tensors) > 0
+        checks.require(some, "from_tensors(...)", "one tensor or more", self.tensors)
+        if self.names is not None:
+            names = checks.column_names(self.names, "from_tensors(names)")
+            checks.require(
+                len(names) == len(self.tensors),
+                "from_tensors(names)",
+                "a name for each tensor",
+                names,
+            )
+            self._set(names=tuple(names))
+        try:
+            converted = tuple(torch.as_tensor(t) for t in self.tensors)
+        except (RuntimeError, TypeError, ValueError) as error:
+            rule = "tensors, arrays or lists of numbers"
+            raise checks.wrong("from_tensors(...)", rule, self.tensors, str(error)) from error
+        shapes = [tuple(t.shape) for t in converted]
+        alike = all(shapes) and len({s[0] for s in shapes if s}) < 2
+        checks.require(alike, "from_tensors(...)", "tensors of the same first dimension", shapes)
+        self._set(tensors=converted)
+
+    @locks.cached_property
+    def _rows(self) -> TensorRows:
+        return TensorRows(self.tensors, self.names)
+
+    def open(self) -> TensorSource:
+        return TensorSource(self._rows)
+
+    def __repr__(self) -> str:
+        shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self.tensors]
+        if self.names is not None:
+            shapes = [f"{n}={s}" for n, s in zip(self.names, shapes, strict=True)]
+        return f"from_tensors({', '.join(shapes)})"
+
+
+class TensorSource(source.NumberedRowsSource):
+    """Rows of tensors in memory."""
+
+    def __init__(self, rows: TensorRows) -> None:
+        super().__init__(len(rows))
+        self._rows = rows
+        self.row_bytes = rows.nbytes / len(rows) if len(rows) else None
+
+    def slice(self, start: int, stop: int) -> TensorRows:
+        return self._rows.slice(start, stop)
+
+    def take(self, index: IntArray) -> TensorRows:
+        return self._rows.take(index)
+
+    def block_key(self, block: int) -> Any:
+        names = self._rows.names
+        return [[tensor_digest(t) for t in self._rows.tensors], names and list(names), block]
+
+    def fingerprint(self) -> dict[str, Any]:
+        shapes = [f"{t.dtype}{list(t.shape)}" for t in self._rows.tensors]
+        digest = hashlib.sha256()
+        for tensor in self._rows.tensors:
+            for row in tensor[:: max(1, len(self._rows) // 4)][:5]:
+                digest.update(repr(row.tolist()).encode())
+        content = hashlib.sha256("".join(map(tensor_digest, self._rows.tensors)).encode())
+        sample, known = digest.hexdigest()[:16], content.hexdigest()[:16]
+        return {"rows": self.rows, "tensors": shapes, "sample": sample, "content": known}
+
+
+#: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
+PLAIN = (list, tuple, range)
+
+
+class FromDataset(Source, gives="objects", holds_data=True):
+    """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
+
+    Each rank and worker fetches only its own items. A state knows the dataset by its class and length.
+
+    Args:
+        dataset: has a ``len()``.
+        sampler: gives the keys of each epoch; 0, 1, 2, … if left out. Torch's samplers get another seed each
+            epoch.
+        batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
+            ``collate``.
+        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
+    [['a', 'b'], ['c']]
+    """
+
+    dataset: Any
+    sampler: Iterable[Any] | None = None
+    _: KW_ONLY
+    batch_sampler: Iterable[Any] | None = None
+    schema: Schema | None = None
+
+    def check(self) -> None:
+        dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
+        streams = isinstance(dataset, IterableDataset)
+        way = instead(dataset) or "from_iterable(dataset) reads an IterableDataset" * streams
+        if table := isinstance(dataset, pa.Table | pa.RecordBatch):
+            way = "from_arrow(table) gives its rows"
+        good = hasattr(dataset, "__getitem__") and not streams and not table
+        self._require(good, "dataset", "an object with __len__ and __getitem__", way)
+        if sampler is not None and batch_sampler is not None:
+            raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
+        for given in (sampler, batch_sampler):
+            if isinstance(given, RowSampler | BatchSampler):
+                raise ConfigError(
+                    f"{type(given).__name__} is of rows by number: write "
+                    "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
+                )
+        sized = self.keys is not None or isinstance(dataset, Sized)
+        self._require(sized, "dataset", "an object with a length", "else give a sampler")
+        option, way = self._option, instead(self.keys)
+        good = self.keys is None or isinstance(self.keys, Iterable)
+        self._require(good and not way, option, "an iterable of indices", way)
+        if self.schema is not None and batch_sampler is not None:
+            raise ConfigError(
+                "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"
+            )
+
+    @property
+    def keys(self) -> Iterable[Any] | None:
+        """What gives the keys of each epoch; None for all indices in file order."""
+        return self.batch_sampler if self.sampler is None else self.sampler
+
+    @property
+    def _option(self) -> str:
+        return "sampler" if self.batch_sampler is None else "batch_sampler"
+
+    def open(self) -> source.RowSource | source.RowStream:
+        if self.keys is not None:
+            return SamplerStream(self.keys, self.dataset)
+        return IndexSource(self.dataset)
+
+    def _late(self) -> Fetch:
+        return Fetch(self.dataset, self.traits.makes_batches)
+
+    def _traits(self) -> dict[str, Any]:
+        ordered = self.keys is not None
+        return {
+            "orders_rows": ordered,
+            "reorders": ordered and reorders(self.keys),
+            "makes_batches": self.batch_sampler is not None,
+            "random_access": not ordered,
+        }
+
+    @property
+    def _runs_user_code(self) -> bool:
+        return self.keys is not None and draws_globally(self.keys)
+
+    def identity(self) -> dict[str, Any]:
+        if self.keys is None:
+            return {"stage": self.name}
+        return {"stage": self.name, self._option: type(self.keys).__qualname__}
+
+    def __repr__(self) -> str:
+        size = f"{len(self.dataset):,} items" if isinstance(self.dataset, Sized) else "no length"
+        sampler = "" if self.keys is None else f", {self._option}={type(self.keys).__name__}"
+        return f"from_dataset({type(self.dataset).__name__} of {size}{sampler})"
+
+
+class Fetch(RunStage, holds_data=True):
+    """Makes of indices the rows of a map-style dataset."""
+
+    dataset: Any
+    batched: bool = False
+
+    @property
+    def _runs_user_code(self) -> bool:
+        return type(self.dataset) not in PLAIN
+
+    def _traits(self) -> dict[str, Any]:
+        return {"per_row": self._runs_user_code}
+
+    def process(self, run: Run) -> Run:
+        keys = run.block.data
+        assert isinstance(keys, list)
+        left = iter(keys)
+        try:
+            if self.batched:
+                rows: list[Any] = [self._rows(batch, batch) for batch in map(list, left)]
+            else:
+                rows = self._rows(keys, left)
+        except Exception as error:
+            begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
+            blame(error, self, int(run.block.ids[max(0, begun - 1)]))
+            raise
+        return run.with_block(run.block.with_data(rows))
+
+    def _rows(self, keys: list[Any], one_by_one: Iterable[Any]) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)
+        return list(map(self.dataset.__getitem__, one_by_one)) if many is None else list(many(keys))
+
+    def __repr__(self) -> str:
+        return f"{type(self.dataset).__name__}[…]"
+
+
+class IndexSource(source.NumberedRowsSource):
+    """The indices of a map-style dataset; ``Fetch`` makes rows of them."""
+
+    row_bytes = 8.0
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(len(dataset))
+        self._name = _named(dataset)
+
+    def slice(self, start: int, stop: int) -> Payload:
+        return list(range(start, stop))
+
+    def take(self, index: IntArray) -> Payload:
+        return index.tolist()
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": self.rows, "dataset": self._name}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("dataset", self._name), *super().describe()]
+
+
+class SamplerStream(source.RowStream):
+    """A torch sampler's indices as a stream."""
+
+    def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
+        self._sampler = sampler
+        self._name = _named(dataset)
+
+    @property
+    def length(self) -> int | None:
+        if isinstance(self._sampler, DistributedSampler):
+            return len(self._sampler) * self._sampler.num_replicas
+        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
+        with callers.making_rows():
+            return IterableReader(keys_of(self._sampler, epoch))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": self.length, "dataset": self._name}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("dataset", self._name), ("rows", f"{self.length} an epoch, by a sampler")]
+
+
+def _named(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+
+#: Items of a list that is worth packing.
+LEAST_ITEMS = 1000
+
+
+class PackedList(Sequence[Any]):
+    """A list that worker processes share: a look at a pickled item changes no reference count, which would
+    copy it.
+
+    >>> PackedList([{"a": 1}, {"a": 2}])[1]
+    {'a': 2}
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        content, ends = bytearray(), [0]
+        for item in items:
+            content += pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL)
+            ends.append(len(content))
+        # Tensors in shared memory: spawned workers get them without a copy too.
+        self._content = torch.from_numpy(np.frombuffer(content, dtype=np.uint8)).share_memory_()
+        self._ends = torch.tensor(ends).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        start, stop = self._ends[place : place + 2].tolist()
+        return pickle.loads(self._content[start:stop].numpy().data)
+
+
+def packed(stage: Stage) -> Stage:
+    """A ``from_dataset`` with a long list of picklable items packed; else the stage itself."""
+    items: Any = stage.dataset if isinstance(stage, FromDataset) else None
+    if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
+        return stage
+    try:
+        return stage._replaced(dataset=PackedList(items))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return stage

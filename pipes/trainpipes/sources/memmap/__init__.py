@@ -1,1 +1,0 @@
-"""Rows of files that are mapped into memory, by number."""

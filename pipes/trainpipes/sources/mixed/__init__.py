@@ -1,1 +1,0 @@
-"""Rows of several pipelines, mixed by weights."""

@@ -1,1 +1,0 @@
-"""Arrays in ``.npy`` and ``.npz`` files."""

@@ -1,1 +1,0 @@
-"""Parquet files, row group by row group."""

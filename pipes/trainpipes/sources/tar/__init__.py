@@ -1,1 +1,0 @@
-"""Samples of tar archives, as WebDataset has them."""
