@@ -28,8 +28,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import trainpipes as tp
-from trainpipes.stages.sound_files import Clip
-from trainpipes.stages.video_files import Choice, frames_of
+from trainpipes.media.sound import Clip
+from trainpipes.media.video import Choice, frames_of
 
 __all__ = ["rates_of"]
 

@@ -136,7 +136,7 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.pad_collate(mask={"x": "y"}, lengths={"z": "y"}), "another name for each"),
     (lambda p: p.decode_audio(duration=0), "a number of seconds above 0, the name of a column"),
     (lambda p: p.decode_audio(duration={"random_crop": -1}), "a number of seconds above 0"),
-    (lambda p: p.decode_audio(start=-0.5), "a number of seconds, or the name of a column"),
+    (lambda p: p.decode_audio(start=-0.5), "a number of seconds of 0 or more, or the name of a column"),
     (lambda p: p.decode_video(fps=0), "a number of frames above 0 in a second, got 0"),
     (lambda p: p.decode_video(num_frames=2, fps=1.5), r"\(fps\) must be left out beside num_frames"),
     (lambda p: p.decode_video(frames=[]), "a list of numbers of frames, at least one"),

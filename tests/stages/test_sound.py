@@ -466,7 +466,7 @@ import numpy as np
 sys.path[:0] = {paths!r}
 faulthandler.enable()
 from sound_fixtures import by_ffmpeg, encoded, tone
-from trainpipes.stages.sound_files import Clip, NoSound, header_of, samples_of
+from trainpipes.media.sound import Clip, NoSound, header_of, samples_of
 rng = np.random.default_rng(5)
 kinds = [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None), ("WAV", "IMA_ADPCM"),
          ("AIFF", "PCM_16"), ("CAF", "ALAC_16")]

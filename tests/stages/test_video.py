@@ -211,7 +211,7 @@ def test_bytes_paths_urls_and_structs(tmp_path: Path) -> None:
 
 
 def test_only_what_frames_need_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainpipes.stages.video_files import Track
+    from trainpipes.media.video import Track
 
     sent: list[int] = []
     decode = Track._decode
@@ -325,6 +325,16 @@ def test_clips_make_batches(tmp_path: Path) -> None:
 
 
 # What cannot be decoded
+
+
+def test_an_error_names_the_file_of_a_path(tmp_path: Path) -> None:
+    (tmp_path / "cut.mp4").write_bytes(VIDEO[: len(VIDEO) // 2])
+    rows = tp.from_dataset(
+        [{"video": str(tmp_path / "cut.mp4"), "audio": str(tmp_path / "cut.mp4")}]
+    )
+    for pipe in (rows.decode_video(), rows.decode_audio(), rows.audio_info()):
+        with pytest.raises(tp.errors.UnreadableError, match=r"cut\.mp4: [a-zI]"):
+            list(pipe)
 
 
 def damaged() -> dict[str, bytes]:
@@ -456,8 +466,8 @@ import numpy as np
 sys.path[:0] = {paths!r}
 faulthandler.enable()
 from video_fixtures import video
-from trainpipes.stages.sound_files import Clip
-from trainpipes.stages.video_files import Choice, NoVideo, frames_of, header_of
+from trainpipes.media.sound import Clip
+from trainpipes.media.video import Choice, NoVideo, frames_of, header_of
 rng = np.random.default_rng(5)
 kinds = [
     ("mp4", "libx264"), ("mp4", "mpeg4"), ("matroska", "libx264"), ("webm", "libvpx"), ("webm", "libvpx-vp9"),

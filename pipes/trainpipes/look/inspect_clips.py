@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.pool import default_threads, side_by_side
-from trainpipes.stages import sound_files, video_files
+from trainpipes.media import sound, video
+from trainpipes.media.files import Undecodable
 from trainpipes.stages.decode_image import by_pillow
-from trainpipes.stages.decoding import Undecodable
 
 #: How files begin, and what they hold; of MP4 and RIFF bytes 8 to 12 say it.
 BEGINS = {
@@ -132,13 +132,13 @@ def _of_image(content: bytes) -> str:
 
 
 def _of_sound(content: bytes) -> Length:
-    rate, channels, samples = sound_files.header_of(BytesIO(content))
+    rate, channels, samples = sound.header_of(BytesIO(content))
     seconds = samples / rate if samples >= 0 else np.nan
     return Length(seconds, f"{rate:,} Hz, {channels} channel{'s' * (channels != 1)}")
 
 
 def _of_video(content: bytes) -> Length:
-    seconds, fps, height, width = video_files.header_of(BytesIO(content))
+    seconds, fps, height, width = video.header_of(BytesIO(content))
     form = f"{width} x {height} pixels, {fps:.4g} frames a second"
     return Length(seconds if seconds >= 0 else np.nan, form)
 

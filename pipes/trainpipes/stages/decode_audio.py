@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY
 from io import BytesIO
 from typing import Annotated, Any, BinaryIO, ClassVar
@@ -16,14 +16,13 @@ from trainpipes._internal.checks import ColumnName, Count, Seed, is_name, need, 
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import shown
+from trainpipes.errors import hidden, shown
 from trainpipes.filesystems.retry import Retry
 from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import cell, refused
-from trainpipes.stages.columns import columns_of, row_table
-from trainpipes.stages.decoding import Decoder, bytes_of
-from trainpipes.stages.sound_files import (
+from trainpipes.media.files import Undecodable, bytes_of
+from trainpipes.media.sound import (
     WHOLE,
     Clip,
     Header,
@@ -33,6 +32,8 @@ from trainpipes.stages.sound_files import (
     resampled,
     samples_of,
 )
+from trainpipes.stages.columns import columns_of, row_table
+from trainpipes.stages.decoding import Decoder
 
 #: What ``random_crop`` gives.
 CROP = "random_crop"
@@ -60,7 +61,8 @@ def seconds_above_0(value: Any, option: str) -> None:
 
 def seconds_or_column(value: Any, option: str) -> None:
     good = is_seconds(value) or is_name(value)
-    require(good, option, "a number of seconds, or the name of a column of them", value)
+    rule = "a number of seconds of 0 or more, or the name of a column of them"
+    require(good, option, rule, value)
 
 
 def length(value: Any, option: str) -> None:
@@ -116,19 +118,23 @@ class ClipDecoder(Decoder):
         value = value.item() if isinstance(value, np.generic) else value
         if value is None or is_seconds(value):
             return None if value is None else float(value)
-        raise NoSound(
+        raise Undecodable(
             f"its {given!r} must be a number of seconds from 0 on, got {shown(value, 40)}"
         )
 
-    def file_of(self, value: Any, whole: bool) -> BinaryIO:
-        """What a value names, opened: bytes, a path or URL, or a struct of both."""
+    @contextmanager
+    def opened(self, value: Any, whole: bool) -> Iterator[BinaryIO]:
+        """What a value names, opened: bytes, a path or URL, or a struct of both. What cannot be decoded of a
+        path is raised with it.
+        """
         content = bytes_of(value)
         if isinstance(value, Mapping) and not isinstance(content, bytes):
             content = value.get("path")
         if content is None:
-            raise NoSound("it is null")
+            raise Undecodable("it is null")
         if isinstance(content, bytes):
-            return BytesIO(content)
+            yield BytesIO(content)
+            return
         if not isinstance(content, str | os.PathLike):
             got = f"{shown(content, 60)} ({type(content).__name__})"
             column = self.options["column"]
@@ -136,15 +142,18 @@ class ClipDecoder(Decoder):
                 f": column {column!r} holds the bytes of files, or their paths or URLs, got {got}"
             )
             raise refused(self, rule)
-        given = self.options
+        path, given = os.fspath(content), self.options
         try:
             folder, options = given["folder"], given["storage_options"]
             about = None if folder is None else os.fspath(folder), options, given["retry"]
-            return open_named(os.fspath(content), *about, whole=whole)
+            with closing(open_named(path, *about, whole=whole)) as file:
+                yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-            raise NoSound(
-                f"{os.fspath(content)}: {error.strerror or 'there is no such file'}"
+            raise Undecodable(
+                f"{hidden(path)}: {error.strerror or 'there is no such file'}"
             ) from None
+        except Undecodable as error:
+            raise Undecodable(f"{hidden(path)}: {error}") from error
 
     def check(self) -> None:
         need(self.package, f"{self.name}()")
@@ -210,7 +219,7 @@ class DecodeAudio(ClipDecoder):
 
     def decoded(self, value: Any, row: Any, rng: Any) -> npt.NDArray[np.float32]:
         clip = self.clip_of(row, rng)
-        with closing(self.file_of(value, clip == WHOLE)) as file:
+        with self.opened(value, clip == WHOLE) as file:
             samples, rate = samples_of(file, clip)
         if self.mono:
             samples = mixed(samples)
@@ -269,10 +278,10 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
     retry: Retry | Mapping[str, Any] = Retry()
 
     def decoded(self, value: Any, row: Any, rng: Any) -> Header:
-        with closing(self.file_of(value, False)) as file:
+        with self.opened(value, False) as file:
             header = header_of(file)
-        if header.samples < 0:
-            raise NoSound("its header does not say how long it is")
+            if header.samples < 0:
+                raise NoSound("its header does not say how long it is")
         return header
 
     def _decoded_row(self, row: Any, rng: Any) -> Any:

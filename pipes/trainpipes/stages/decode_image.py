@@ -12,7 +12,8 @@ from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes.errors import shown
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import refused
-from trainpipes.stages.decoding import Decoder, Undecodable, bytes_of
+from trainpipes.media.files import Undecodable, bytes_of
+from trainpipes.stages.decoding import Decoder
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]

@@ -3,17 +3,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
 from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed, require
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.media.video import Choice, Frames, frames_of
 from trainpipes.stages.columns import taken
 from trainpipes.stages.decode_audio import ClipDecoder, Duration, Start
 from trainpipes.stages.image_stages import Size, shorter_side, size_of
-from trainpipes.stages.video_files import Choice, Frames, frames_of
 
 
 def rate(value: Any, option: str) -> None:
@@ -107,7 +106,7 @@ class DecodeVideo(ClipDecoder):
     def decoded(self, value: Any, row: Any, rng: Any) -> Frames:
         choice = Choice(self.num_frames, self.fps, self.frames)
         clip = self.clip_of(row, rng)
-        with closing(self.file_of(value, whole=False)) as file:
+        with self.opened(value, whole=False) as file:
             return frames_of(file, choice, clip, None if self.size is None else self._size)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:

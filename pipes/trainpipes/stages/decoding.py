@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,12 +15,9 @@ from trainpipes.errors import UnreadableError
 from trainpipes.interfaces.quarantine import LeftOut, leaves_out
 from trainpipes.interfaces.read_columns import blame, cell
 from trainpipes.interfaces.stage import Tally, made_once
+from trainpipes.media.files import Undecodable
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
-
-
-class Undecodable(ValueError):
-    """A value that cannot be decoded; says why."""
 
 
 class Decoder(RowFunction, asks_inputs=True):
@@ -117,10 +114,3 @@ class Decoder(RowFunction, asks_inputs=True):
 
     def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
-
-
-def bytes_of(value: Any) -> Any:
-    """The bytes of a file, also in a struct as Hugging Face's datasets have them."""
-    if isinstance(value, Mapping) and "bytes" in value:
-        value = value["bytes"]
-    return bytes(value) if isinstance(value, bytearray | memoryview) else value

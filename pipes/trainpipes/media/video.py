@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.stages.decoding import Undecodable
-from trainpipes.stages.sound_files import Clip, check
+from trainpipes.media.files import Undecodable, check
+from trainpipes.media.sound import Clip
 
 #: What FFmpeg may take a file for: none of those that name other files, as playlists do.
 CONTAINERS = (

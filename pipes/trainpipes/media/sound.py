@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import need
-from trainpipes.stages.decoding import Undecodable
+from trainpipes.media.files import Undecodable, check
 
 #: Samples, ``[channels, samples]``.
 Samples = npt.NDArray[np.float32]
@@ -89,12 +89,6 @@ def _explained(file: BinaryIO, libraries: tuple[type[BaseException], ...]) -> It
         said = next((said for name in names if (said := getattr(error, name, None))), str(error))
         raise NoSound(" ".join(said.split()) or type(error).__name__) from error
     check(file)
-
-
-def check(file: BinaryIO) -> None:
-    raises: Callable[[], None] | None = getattr(file, "check", None)
-    if raises is not None:
-        raises()
 
 
 def opened(file: BinaryIO) -> Any:

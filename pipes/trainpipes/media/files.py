@@ -1,0 +1,24 @@
+"""What decoding a file of any kind needs; a file of its own since pictures, sound and video stand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+
+class Undecodable(ValueError):
+    """A value that cannot be decoded; says why."""
+
+
+def bytes_of(value: Any) -> Any:
+    """The bytes of a file, also in a struct as Hugging Face's datasets have them."""
+    if isinstance(value, Mapping) and "bytes" in value:
+        value = value["bytes"]
+    return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+
+def check(file: BinaryIO) -> None:
+    """Raise what reading a file on a server has met, which decoders take for its end."""
+    raises: Callable[[], None] | None = getattr(file, "check", None)
+    if raises is not None:
+        raises()
