@@ -21,8 +21,8 @@ from sources import test_growing_folders as growing
 from sources import test_replaced_files as replaced
 from sources.test_damaged_files import read_damaged
 from stages import test_quarantine_chains as chains
+from trainpipes.sources import text_pieces
 from trainpipes.sources.files import file_bytes as range_file
-from trainpipes.sources.text import pieces
 
 __all__ = ["bad_rows", "damaged_files", "growing_folders", "replaced_files"]
 
@@ -80,7 +80,7 @@ def replaced_files(folder: Path, draw: random.Random) -> Iterator[Round]:
 
         in_place = draw.random() < 0.5
         with pytest.MonkeyPatch.context() as small:
-            small.setattr(pieces, "PIECE_BYTES", 20_000)
+            small.setattr(text_pieces, "PIECE_BYTES", 20_000)
             small.setattr(range_file, "HELD_BYTES", 40_000)
             small.setattr(range_file, "LEAST_BYTES", 10_000)
             changed.check(name, tp.list_files(str(path)), put)

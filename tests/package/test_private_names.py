@@ -355,7 +355,7 @@ def test_an_encoding_is_known_by_its_content() -> None:
 # File systems
 
 
-@private("fsspec", "_strip_protocol", "listing.py")
+@private("fsspec", "_strip_protocol", "folders.py")
 def test_a_file_system_says_what_its_paths_are() -> None:
     """A glob begins at its folder's path."""
     assert fsspec.filesystem("memory")._strip_protocol("memory://a/b/") == "/a/b"

@@ -21,16 +21,16 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer
+from trainpipes.sources import text_pieces
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.files import file_bytes as range_file
-from trainpipes.sources.text import pieces
 
 ROWS = 40_000  # more than is read ahead
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(text_pieces, "PIECE_BYTES", 20_000)
     monkeypatch.setattr(range_file, "HELD_BYTES", 40_000)
     monkeypatch.setattr(range_file, "LEAST_BYTES", 10_000)
     yield

@@ -17,7 +17,7 @@ import pytest
 
 import trainpipes as tp
 from every_format import opened
-from trainpipes.sources.text import pieces
+from trainpipes.sources import text_pieces
 
 GOOD = '{"a":1,"b":"x"}\n'
 CELLS = "id,t\n1,x\n2,y\n"
@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Callable[[str, str | bytes], str]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
+    monkeypatch.setattr(text_pieces, "PIECE_BYTES", 100)
 
 
 def rows(pipe: tp.Pipeline) -> list[Any]:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from trainpipes.sources import compressed as compress
+from trainpipes.sources import text_pieces
 from trainpipes.sources.compressed import Stream
 from trainpipes.sources.files.formats import BadFileError
-from trainpipes.sources.text import pieces
-from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import TextLayout, check_of, scan
+from trainpipes.sources.text_format import TextFormat
+from trainpipes.sources.text_pieces import TextLayout, check_of, scan
 
 
 def parts(data: bytes, sizes: list[int]) -> Stream:
@@ -33,12 +33,12 @@ def parts(data: bytes, sizes: list[int]) -> Stream:
 
 @contextmanager
 def small(piece: int, head: int = 4) -> Iterator[None]:
-    kept = pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES
-    pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES = piece, head, 5
+    kept = text_pieces.PIECE_BYTES, text_pieces.HEAD_BYTES, text_pieces.END_BYTES
+    text_pieces.PIECE_BYTES, text_pieces.HEAD_BYTES, text_pieces.END_BYTES = piece, head, 5
     try:
         yield
     finally:
-        pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES = kept
+        text_pieces.PIECE_BYTES, text_pieces.HEAD_BYTES, text_pieces.END_BYTES = kept
 
 
 sizes = st.lists(st.integers(1, 9), max_size=60)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes._internal.checks import flag, require
-from trainpipes.config.document import LARGEST, path_steps
-from trainpipes.config.read import Reader
+from trainpipes.config.read import LARGEST, Reader, path_steps
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline.chain import Pipeline
 

@@ -42,22 +42,22 @@ from trainpipes.sources.files.file_reader import (
     ends_of_names,
     reader_by_name,
 )
+from trainpipes.sources.files.folders import natural
 from trainpipes.sources.files.formats import reason
 from trainpipes.sources.files.list_files import FileList, ListFiles
-from trainpipes.sources.files.listing import natural
 from trainpipes.sources.from_memmap import FromMemmap
 from trainpipes.sources.mapped_rows import is_memmap
 from trainpipes.sources.read_arrow import ReadArrow, saved_files
 from trainpipes.sources.read_bytes import ReadImages
+from trainpipes.sources.read_csv import ReadCsv
+from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
-from trainpipes.sources.text.read_csv import ReadCsv
-from trainpipes.sources.text.read_json import ReadJson
-from trainpipes.sources.text.read_text import ReadText
 
 #: What reads files, by the name of its stage.
 CLASSES: dict[str, Any] = {

@@ -19,13 +19,13 @@ from trainpipes.interfaces.stage import Stage, enter
 from trainpipes.sources.concat import Concat, Windows, Zip
 from trainpipes.sources.read_arrow import ReadArrow
 from trainpipes.sources.read_bytes import ReadBytes, ReadImages
+from trainpipes.sources.read_csv import ReadCsv
 from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
-from trainpipes.sources.text.read_csv import ReadCsv
-from trainpipes.sources.text.read_json import ReadJson
-from trainpipes.sources.text.read_text import ReadText
 from trainpipes.stages.balance import Balance
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength

@@ -24,16 +24,16 @@ from trainpipes.sources.from_torchdata import FromTorchdata
 from trainpipes.sources.mix import Mix
 from trainpipes.sources.read_arrow import FromArrow, ReadArrow
 from trainpipes.sources.read_bytes import ReadBytes, ReadImages
+from trainpipes.sources.read_csv import ReadCsv
 from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet
+from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
-from trainpipes.sources.text.read_csv import ReadCsv
-from trainpipes.sources.text.read_json import ReadJson
-from trainpipes.sources.text.read_text import ReadText
 
 P = ParamSpec("P")
 

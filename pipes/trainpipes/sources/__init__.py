@@ -5,11 +5,11 @@ read_arrow       from_arrow
 read_bytes       read_images
 from_dataset     from_iterable, from_tensors
 concat           zip, windows
-text             read_text, read_csv, read_json
 tables           read_delta, read_iceberg, read_lance
 files            which files there are, their bytes and columns, and their index
 
-What has no stage's name serves those that have: ``arrow_layout``, ``parquet_footers``, ``parquet_filter``,
-``tar_members``, ``compressed`` of a format; ``joined_rows``, ``common_columns`` of ``concat``, ``zip`` and
-``mix``; ``mixture``, ``mix_runs``, ``fair_queue`` of ``mix``; ``mapped_rows`` of ``from_memmap``.
+What has no stage's name serves those that have. A format: ``arrow_layout``, ``parquet_footers``,
+``parquet_filter``, ``tar_members``, ``compressed``, and ``text_format`` with ``text_cutters`` and
+``text_pieces``. ``concat``, ``zip`` and ``mix``: ``joined_rows``, ``common_columns``; ``mix``: ``mixture``,
+``mix_runs``, ``fair_queue``. ``from_memmap``: ``mapped_rows``.
 """

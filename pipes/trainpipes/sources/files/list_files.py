@@ -24,8 +24,7 @@ from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import ListingSource
-from trainpipes.sources.files.folders import TAGS, Found, Reported, Wanted
-from trainpipes.sources.files.listing import by_exact_name, expand
+from trainpipes.sources.files.folders import TAGS, Found, Reported, Wanted, by_exact_name, expand
 
 #: Digests in a fingerprint, at most.
 MAX_DIGESTS = 16

@@ -20,10 +20,10 @@ from trainpipes.errors import without_query
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.formats import BadFileError
-from trainpipes.sources.text.cutters import Cutter, RecordCutter, refuse_rounded
-from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import BOM, MAX_ROW_BYTES, Start, row_bytes
-from trainpipes.sources.text.read_text import TextReader
+from trainpipes.sources.read_text import TextReader
+from trainpipes.sources.text_cutters import Cutter, RecordCutter, refuse_rounded
+from trainpipes.sources.text_format import TextFormat
+from trainpipes.sources.text_pieces import BOM, MAX_ROW_BYTES, Start, row_bytes
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do

@@ -21,7 +21,7 @@ from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.sources.compressed import Entry, ReadAgain, Stream
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.formats import BadFileError
-from trainpipes.sources.text.cutters import Cutter
+from trainpipes.sources.text_cutters import Cutter
 
 #: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000

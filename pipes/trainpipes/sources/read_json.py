@@ -16,11 +16,11 @@ import pyarrow.json as pj
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import cut
 from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.sources import text_cutters, text_pieces
 from trainpipes.sources.files.formats import BadFileError
-from trainpipes.sources.text import cutters, pieces
-from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import row_bytes
-from trainpipes.sources.text.read_text import TextReader
+from trainpipes.sources.read_text import TextReader
+from trainpipes.sources.text_format import TextFormat
+from trainpipes.sources.text_pieces import row_bytes
 
 #: What a start says of a file that is one array.
 ARRAY = "array"
@@ -69,7 +69,7 @@ class ReadJson(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: Annotated[int | str, row_bytes] = pieces.MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = text_pieces.MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
@@ -86,35 +86,37 @@ class Json(TextFormat):
     name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
-    between: ClassVar[bytes] = b"," + cutters.WHITE
+    between: ClassVar[bytes] = b"," + text_cutters.WHITE
 
-    def start(self, head: bytes, whole: bool, path: str) -> pieces.Start | None:
-        at = len(pieces.BOM) if head.startswith(pieces.BOM) else 0
-        filled = head[at:].lstrip(cutters.WHITE)
+    def start(self, head: bytes, whole: bool, path: str) -> text_pieces.Start | None:
+        at = len(text_pieces.BOM) if head.startswith(text_pieces.BOM) else 0
+        filled = head[at:].lstrip(text_cutters.WHITE)
         if not filled and not whole:
             return None
         if filled.startswith(b"["):
-            return pieces.Start(len(head) - len(filled) + 1, kind=ARRAY)
+            return text_pieces.Start(len(head) - len(filled) + 1, kind=ARRAY)
         if filled[:1] not in (b"{", b"") and not self.leaves_out:
             raise BadFileError(
                 f"not JSON: rows are objects, {{...}}, one on each line or in one array, and it starts "
                 f"with {cut(repr(filled[:100]), 40)}"
             )
-        return pieces.Start(at)
+        return text_pieces.Start(at)
 
-    def cutter(self, start: pieces.Start) -> cutters.Cutter:
-        return cutters.ArrayCutter() if start.kind == ARRAY else cutters.FilledLineCutter()
+    def cutter(self, start: text_pieces.Start) -> text_cutters.Cutter:
+        return (
+            text_cutters.ArrayCutter() if start.kind == ARRAY else text_cutters.FilledLineCutter()
+        )
 
     def parse(
-        self, data: bytes, start: pieces.Start, schema: pa.Schema | None, strict: bool = False
+        self, data: bytes, start: text_pieces.Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
         if start.kind == ARRAY:
             data = _as_lines(data)
-            cutters.refuse_null(data)
+            text_cutters.refuse_null(data)
         else:
-            cutters.check_depth(data)
-        if data.startswith(pieces.BOM):  # Arrow leaves one out, and this is not the file's
-            data = pieces.BOM + data
+            text_cutters.check_depth(data)
+        if data.startswith(text_pieces.BOM):  # Arrow leaves one out, and this is not the file's
+            data = text_pieces.BOM + data
         kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
         table = pj.read_json(
@@ -122,12 +124,14 @@ class Json(TextFormat):
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
-        cutters.check_types(table.schema.types, data)
+        text_cutters.check_types(table.schema.types, data)
         if self.inferred:
-            cutters.refuse_rounded(table, data, lambda _, rows: _written(data, len(table), rows))
+            text_cutters.refuse_rounded(
+                table, data, lambda _, rows: _written(data, len(table), rows)
+            )
         return table if kinds is None or kinds.equals(schema) else table.cast(schema)
 
-    def infer(self, data: bytes, start: pieces.Start) -> tuple[pa.Schema, list[float]]:
+    def infer(self, data: bytes, start: text_pieces.Start) -> tuple[pa.Schema, list[float]]:
         self._refuse_sparse(data, start)
         return super().infer(data, start)
 
@@ -135,9 +139,9 @@ class Json(TextFormat):
         """Text, where Arrow has taken it for times, which JSON does not have."""
         return _mapped(field, lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
 
-    def _refuse_sparse(self, data: bytes, start: pieces.Start) -> None:
+    def _refuse_sparse(self, data: bytes, start: text_pieces.Start) -> None:
         """Raise for so many different fields that their columns would fill the memory."""
-        most = CELLS_PER_BYTE * max(len(data), pieces.PIECE_BYTES)
+        most = CELLS_PER_BYTE * max(len(data), text_pieces.PIECE_BYTES)
         step = max(len(data) // SAMPLES, SAMPLE_BYTES)
         sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
         seen = len(set(KEY.findall(sample))) * step / SAMPLE_BYTES
@@ -159,14 +163,14 @@ class Json(TextFormat):
 
 
 def _as_lines(data: bytes) -> bytes:
-    view, cutter = np.frombuffer(data, np.uint8).copy(), cutters.ArrayCutter()
+    view, cutter = np.frombuffer(data, np.uint8).copy(), text_cutters.ArrayCutter()
     cutter.stops(data)
-    cutters.refuse_deep(cutter.depths)
-    ends = np.flatnonzero((view == cutters.FEED) | (view == cutters.RETURN))
+    text_cutters.refuse_deep(cutter.depths)
+    ends = np.flatnonzero((view == text_cutters.FEED) | (view == text_cutters.RETURN))
     if (np.searchsorted(cutter.quotes, ends) % 2).any():
         raise pa.ArrowInvalid("a text has a line end in it, which JSON writes as \\n")
     view[ends] = ord(" ")
-    view[cutter.commas] = cutters.FEED
+    view[cutter.commas] = text_cutters.FEED
     if cutter.ended is not None:
         view[cutter.ended :] = ord(" ")
     return view.tobytes()
@@ -176,7 +180,7 @@ def _written(data: bytes, count: int, rows: IntArray) -> Iterator[Any]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) == count:  # else it is not an object on each line, which is said elsewhere
         for row in rows.tolist():
-            yield json.loads(lines[row]) if cutters.INTEGER.search(lines[row]) else {}
+            yield json.loads(lines[row]) if text_cutters.INTEGER.search(lines[row]) else {}
 
 
 def _cells(values: Iterable[Any], length: int) -> int:

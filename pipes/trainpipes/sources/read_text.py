@@ -23,14 +23,14 @@ from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage
+from trainpipes.sources import text_cutters, text_pieces
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.decoded_files import above_reader, without_bad_files
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore, Scan
-from trainpipes.sources.text import cutters, pieces
-from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import TextLayout, row_bytes
+from trainpipes.sources.text_format import TextFormat
+from trainpipes.sources.text_pieces import TextLayout, row_bytes
 
 #: Threads that index files of a server, at most.
 MAX_THREADS = 16
@@ -55,9 +55,11 @@ class TextReader(FileReader, has_blocks=True):
         form, listed, caller, given = self.form, self.listed(files), str(self), self.options
         shape = [given[name] for name in SHAPE if name in given]
         shape += ["bad rows are left out"] * form.leaves_out
-        key = json.dumps([*shape, form.max_row_bytes, pieces.PIECE_BYTES])
+        key = json.dumps([*shape, form.max_row_bytes, text_pieces.PIECE_BYTES])
         local = all(map(is_local, listed.systems))
-        store = IndexStore(listed, self.name, form.name, key, given["index"], pieces.PIECE_BYTES)
+        store = IndexStore(
+            listed, self.name, form.name, key, given["index"], text_pieces.PIECE_BYTES
+        )
         store.complete(
             lambda job: form.scan(job.data, job.progress),
             caller,
@@ -122,7 +124,7 @@ def _text_schema(names: Sequence[str]) -> pa.Schema:
 def _given(form: TextFormat, schema: pa.Schema, columns: formats.Columns, caller: str) -> pa.Schema:
     for field in schema:
         try:
-            form.parse(b"{}\n", pieces.Start(0, (field.name,), ","), pa.schema([field]))
+            form.parse(b"{}\n", text_pieces.Start(0, (field.name,), ","), pa.schema([field]))
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
                 f"{caller}: schema= has column {field.name!r} as {field.type}, which is not read from "
@@ -178,7 +180,7 @@ class _Types:
         """Have the types of some files in the index, by their first pieces."""
         most = 1 if self.infer == "first" else None
 
-        def infer(text: bytes, start: pieces.Start, _: int) -> tuple[pa.Schema, list[float]]:
+        def infer(text: bytes, start: text_pieces.Start, _: int) -> tuple[pa.Schema, list[float]]:
             return self.form.infer(text, start)
 
         def scan(job: Scan) -> formats.Layout:
@@ -245,10 +247,10 @@ class _Types:
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.
 PARAGRAPH = re.compile(rb"(?:^[ \t\r]*[^ \t\r\n][^\n]*\n?)+", re.MULTILINE)
-CUTTERS: dict[str, type[cutters.Cutter]] = {
-    "line": cutters.LineCutter,
-    "paragraph": cutters.ParagraphCutter,
-    "document": cutters.DocumentCutter,
+CUTTERS: dict[str, type[text_cutters.Cutter]] = {
+    "line": text_cutters.LineCutter,
+    "paragraph": text_cutters.ParagraphCutter,
+    "document": text_cutters.DocumentCutter,
 }
 
 
@@ -274,7 +276,7 @@ class ReadText(TextReader):
     _: KW_ONLY
     output_column: ColumnName = "text"
     block_rows: int | None = None
-    max_row_bytes: Annotated[int | str, row_bytes] = pieces.MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = text_pieces.MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
@@ -296,14 +298,14 @@ class PlainText(TextFormat):
         self.unit, self.column = options["unit"], options["output_column"]
         self.schema = pa.schema([(self.column, pa.string())])
 
-    def start(self, head: bytes, whole: bool, path: str) -> pieces.Start:
-        return pieces.Start(len(pieces.BOM) if head.startswith(pieces.BOM) else 0)
+    def start(self, head: bytes, whole: bool, path: str) -> text_pieces.Start:
+        return text_pieces.Start(len(text_pieces.BOM) if head.startswith(text_pieces.BOM) else 0)
 
-    def cutter(self, start: pieces.Start) -> cutters.Cutter:
+    def cutter(self, start: text_pieces.Start) -> text_cutters.Cutter:
         return CUTTERS[self.unit]()
 
     def parse(
-        self, data: bytes, start: pieces.Start, schema: pa.Schema | None, strict: bool = False
+        self, data: bytes, start: text_pieces.Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
         if self.unit == "document":
             texts = _texts(data, np.array([0, len(data)]))
@@ -314,16 +316,16 @@ class PlainText(TextFormat):
 
 
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:
-    if len(content) > pieces.MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
+    if len(content) > text_pieces.MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
         raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
     kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, kept)
 
 
 def _lines(data: bytes) -> pa.Array:
-    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == cutters.FEED)
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == text_cutters.FEED)
     offsets = np.append(0, newlines - np.arange(len(newlines)))
-    if data and data[-1] != cutters.FEED:
+    if data and data[-1] != text_cutters.FEED:
         offsets = np.append(offsets, len(data) - len(newlines))
     return _texts(data.replace(b"\n", b""), offsets)
 

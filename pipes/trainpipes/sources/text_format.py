@@ -18,11 +18,10 @@ import pyarrow as pa
 from trainpipes import errors
 from trainpipes._internal.progress import Progress
 from trainpipes.columns import arrays
-from trainpipes.sources import compressed
+from trainpipes.sources import compressed, text_pieces
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.decoded_files import END, bad_rows
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes, without
-from trainpipes.sources.text import pieces
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
@@ -39,7 +38,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def bad_utf8(
-    form: pieces.TextRows, name: str, layout: pieces.TextLayout, piece: int, data: bytes
+    form: text_pieces.TextRows, name: str, layout: text_pieces.TextLayout, piece: int, data: bytes
 ) -> errors.UnreadableError:
     at = 0
     try:
@@ -58,7 +57,7 @@ def bad_utf8(
 
 
 def bad_row(
-    form: pieces.TextRows, name: str, layout: pieces.TextLayout, piece: int, data: bytes
+    form: text_pieces.TextRows, name: str, layout: text_pieces.TextLayout, piece: int, data: bytes
 ) -> errors.TrainpipesError | None:
     """The error for an unreadable piece; None if all rows are valid."""
     start, schema = layout.head, form.schema
@@ -94,7 +93,11 @@ def bad_row(
 
 
 def separated(
-    form: pieces.TextRows, data: bytes, start: pieces.Start, rows: int, parse: Callable[..., Any]
+    form: text_pieces.TextRows,
+    data: bytes,
+    start: text_pieces.Start,
+    rows: int,
+    parse: Callable[..., Any],
 ) -> Iterator[tuple[int, Any]]:
     """What ``parse`` makes of stretches of a piece's rows; and of each bad row why, and its text."""
 
@@ -140,7 +143,7 @@ def _tried(make: Callable[..., Any], *args: Any) -> Any:
         return error
 
 
-def _stops(form: pieces.TextRows, data: bytes, start: pieces.Start) -> list[int]:
+def _stops(form: text_pieces.TextRows, data: bytes, start: text_pieces.Start) -> list[int]:
     cutter = form.cutter(start)
     stops: list[int] = cutter.stops(data)[0].tolist()
     try:
@@ -159,7 +162,7 @@ class _Drift:
     said: str
     fits: bool = True
 
-    def way(self, form: pieces.TextRows) -> str:
+    def way(self, form: text_pieces.TextRows) -> str:
         infers = form.inferred and form.options.get("infer") == "first"
         types = "types are those of schema="
         if form.inferred:
@@ -171,7 +174,7 @@ class _Drift:
         return f"{types}, and no type holds both: give {ways}"
 
 
-def _fits(form: pieces.TextRows, *kinds: pa.DataType) -> bool:
+def _fits(form: text_pieces.TextRows, *kinds: pa.DataType) -> bool:
     """Whether a type holds values of both; to CSV each is a text."""
     try:
         pa.unify_schemas([pa.schema([("", k)]) for k in kinds], promote_options="permissive")
@@ -181,7 +184,7 @@ def _fits(form: pieces.TextRows, *kinds: pa.DataType) -> bool:
 
 
 def _drift(
-    form: pieces.TextRows, row: bytes, start: pieces.Start, schema: pa.Schema
+    form: text_pieces.TextRows, row: bytes, start: text_pieces.Start, schema: pa.Schema
 ) -> _Drift | None:
     inferred = _tried(form.infer, row, start)
     if isinstance(inferred, Exception):
@@ -198,7 +201,7 @@ def _drift(
     return _Drift("a field within a column is new here") if odd else None
 
 
-class TextFormat(pieces.TextRows):
+class TextFormat(text_pieces.TextRows):
     """A format of rows in text: its files, and their pieces."""
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> formats.Layout:
@@ -214,12 +217,12 @@ class TextFormat(pieces.TextRows):
                     progress.advance(len(data))
                 return data
 
-            return pieces.scan(
+            return text_pieces.scan(
                 compressed.Stream(read, compression), compression, self, file.name, file.size
             )
 
     def open(self, data: FileBytes, layout: formats.Layout) -> FileBytes | compressed.Decompressed:
-        assert isinstance(layout, pieces.TextLayout)
+        assert isinstance(layout, text_pieces.TextLayout)
         return (
             compressed.Decompressed(data, layout.compression, self.again)
             if layout.compression
@@ -229,9 +232,9 @@ class TextFormat(pieces.TextRows):
     def ranges(
         self, layout: formats.Layout, block: int, columns: Sequence[str] | None
     ) -> list[tuple[int, int]]:
-        assert isinstance(layout, pieces.TextLayout)
+        assert isinstance(layout, text_pieces.TextLayout)
         stop = int(layout.stop[block])
-        if layout.checks[block] == pieces.UNREAD:
+        if layout.checks[block] == text_pieces.UNREAD:
             return []
         if not layout.compression:
             return [(int(layout.start[block]), stop)]
@@ -243,7 +246,7 @@ class TextFormat(pieces.TextRows):
         self, data: Any, layout: formats.Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
 
-        def parse(text: bytes, start: pieces.Start, rows: int) -> pa.Table | None:
+        def parse(text: bytes, start: text_pieces.Start, rows: int) -> pa.Table | None:
             table = self.parse(text, start, self.schema, self.strict)
             return table if len(table) == rows else None
 
@@ -259,14 +262,14 @@ class TextFormat(pieces.TextRows):
         data: Any,
         layout: formats.Layout,
         block: int,
-        parse: Callable[[bytes, pieces.Start, int], Any],
+        parse: Callable[[bytes, text_pieces.Start, int], Any],
     ) -> Iterator[tuple[int, Any]]:
         """What ``parse`` makes of a piece, with the number of its rows; it gives None, or raises, where it
         fails. Where bad rows are left out: of stretches of rows, and why one is bad, as ``BadRows`` has it.
         """
-        assert isinstance(layout, pieces.TextLayout)
+        assert isinstance(layout, text_pieces.TextLayout)
         rows, problem = int(layout.rows[block]), None
-        if layout.checks[block] == pieces.UNREAD:
+        if layout.checks[block] == text_pieces.UNREAD:
             size, most = int(layout.stop[block] - layout.start[block]), self.max_row_bytes
             what = (
                 f"more than max_row_bytes={most:,}" if size > most else "a quoted cell has no end"
@@ -291,18 +294,20 @@ class TextFormat(pieces.TextRows):
         yield rows, parsed
 
     def block_key(self, layout: formats.Layout, blocks: range) -> list[Any]:
-        assert isinstance(layout, pieces.TextLayout)
+        assert isinstance(layout, text_pieces.TextLayout)
         said = str(self.schema).encode("utf-8", "backslashreplace")
         checks = layout.checks[blocks.start : blocks.stop].tolist()
         return [checks, hashlib.sha256(said).hexdigest()[:16], self.replace]
 
     def content(self, layout: formats.Layout) -> str:
-        assert isinstance(layout, pieces.TextLayout)
+        assert isinstance(layout, text_pieces.TextLayout)
         return str(layout.content)
 
     def describe(self, layouts: Sequence[formats.Layout]) -> list[tuple[str, str]]:
         in_frames = [
-            each for each in layouts if isinstance(each, pieces.TextLayout) and each.compression
+            each
+            for each in layouts
+            if isinstance(each, text_pieces.TextLayout) and each.compression
         ]
         if not in_frames:
             return []
@@ -313,13 +318,13 @@ class TextFormat(pieces.TextRows):
         return [("compressed", said), *(again if self.again.bytes else [])]
 
 
-def _content(data: Any, layout: pieces.TextLayout, piece: int) -> bytes:
+def _content(data: Any, layout: text_pieces.TextLayout, piece: int) -> bytes:
     ranges, member = [(int(layout.start[piece]), int(layout.stop[piece]))], []
     if layout.compression:
         member = [(int(layout.entries[piece]), int(layout.places[piece]))]
     content = as_bytes(data.read(ranges, *member)[0])
     if member and piece == len(layout.rows) - 1:
         data.finish()
-    if pieces.check_of(content) != int(layout.checks[piece]):
+    if text_pieces.check_of(content) != int(layout.checks[piece]):
         raise formats.OtherBytesError("it has as many bytes as before, and others")
     return content

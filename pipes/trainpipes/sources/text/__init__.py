@@ -1,1 +1,0 @@
-"""Files of text, in blocks of whole rows."""
