@@ -9,6 +9,7 @@ All of it is made of the source of Python's standard library; the pictures are d
     chats.jsonl            messages: questions about functions, and answers
     preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
     topics.parquet         text: a function; label: the part of the library that it is from
+    purchases/*.parquet    who was shown what, by day, and what they saw before; label: whether they bought
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of triangles, squares and hexagons, a folder each (needs Pillow)
     videos/                MP4 files of squares that move, a folder for each way (needs av)
@@ -42,8 +43,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_samples",
-    "write_scenes", "write_speech", "write_tokenizer", "write_videos",
+    "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_purchases",
+    "write_samples", "write_scenes", "write_speech", "write_tokenizer", "write_videos",
 ]  # fmt: skip
 
 IMAGE = "<image>"
@@ -112,6 +113,7 @@ def write_samples(folder: Path, every: int = 1) -> None:
     topics = [next((topic for topic in TOPICS if topic in text.lower()), None) for text in texts]
     labeled = pa.table({"text": texts, "label": topics})
     pq.write_table(labeled.drop_null(), folder / "topics.parquet")
+    write_purchases(folder / "purchases")
     write_ids(folder, texts)
     if find_spec("PIL"):
         draw_pictures(folder / "pictures")
@@ -133,6 +135,34 @@ def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path
         pq.write_table(table.slice(start, stop - start), paths[-1], row_group_size=rows)
         before += part
     return paths
+
+
+def write_purchases(folder: Path, rows: int = 4000) -> None:
+    """Write a table of numbers, categories and lists, by day, with nulls: bought is whether the item is in
+    ``seen`` and cheap for the user.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    users, items = random.zipf(1.3, rows) % 200, random.zipf(1.3, rows) % 50
+    income = random.lognormal(3, 0.5, 200)[users]
+    price = random.lognormal(2, 1, 50)[items] * random.uniform(0.8, 1.2, rows)
+    seen = [random.integers(0, 50, n).tolist() for n in random.integers(0, 6, rows)]
+    fond = np.array([item in own for item, own in zip(items.tolist(), seen, strict=True)])
+    days = np.sort(random.integers(0, 90, rows)).astype(np.int32)
+    purchases = {
+        "day": pa.array(days + 20_454).cast(pa.date32()),  # from 2026-01-01 on
+        "user": users, "item": items,
+        "income": pa.array(income, mask=random.random(rows) < 0.1),
+        "price": price,
+        "device": pa.array(random.choice(["phone", "web", "shop"], rows), mask=random.random(rows) < 0.1),
+        "seen": pa.array(seen, pa.list_(pa.int64())),
+        "label": (price < income / 3) & (fond | (random.random(rows) < 0.3)),
+    }  # fmt: skip
+    table = pa.table(purchases)
+    for number, (start, stop) in enumerate([(0, rows // 2), (rows // 2, rows)]):
+        pq.write_table(
+            table.slice(start, stop - start), folder / f"{number}.parquet", row_group_size=700
+        )
 
 
 def write_configs(folder: Path) -> None:

@@ -4,9 +4,11 @@ To make a script your own, copy it with this file.
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoConfig, get_scheduler
 
 import trainpipes as tp
 
@@ -25,11 +26,14 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def parser_of(output: str, lr: float, batch_size: int) -> argparse.ArgumentParser:
-    """The options of all scripts, with these defaults."""
+def parser_of(
+    output: str, lr: float, batch_size: int, model: bool = True
+) -> argparse.ArgumentParser:
+    """The options of all scripts, with these defaults; ``model``: whether one is named."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--model", required=True, help="name on the Hugging Face hub, or a folder")
+    if model:
+        add("--model", required=True, help="name on the Hugging Face hub, or a folder")
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--output", type=Path, default=Path(output), help="for checkpoints; all ranks share it")
     add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
@@ -52,6 +56,8 @@ def start() -> None:
 
 def model_of(kind: Any, args: argparse.Namespace) -> Any:
     """The model that ``--model`` names, or one of its config with random weights."""
+    from transformers import AutoConfig
+
     if args.scratch:
         return kind.from_config(AutoConfig.from_pretrained(args.model))
     return kind.from_pretrained(args.model, dtype=torch.float32)
@@ -75,7 +81,8 @@ class Training:
         self.parallel = DistributedDataParallel(model) if RANKS > 1 else model
         self.optimizer = torch.optim.AdamW(model.parameters(), args.lr, **options)
         warmup = int(WARMUP * args.steps)
-        schedule = get_scheduler("cosine", self.optimizer, warmup, args.steps)
+        rate = partial(share_of_rate, warmup, args.steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         self.schedule = schedule
         self.parts = {
             "model": model, "optimizer": self.optimizer, "schedule": schedule, "loader": self.loader
@@ -123,6 +130,14 @@ class Training:
             self.model.save_pretrained(self.args.output / "model")
         if RANKS > 1:
             dist.destroy_process_group()
+
+
+def share_of_rate(warmup: int, steps: int, step: int) -> float:
+    """Of the learning rate, in a step: it grows for some steps, and falls by a cosine until the last one."""
+    if step < warmup:
+        return step / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def mean_loss(run: Training, micro: Sequence[Any]) -> Tensor:

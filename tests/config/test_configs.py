@@ -17,6 +17,7 @@ from chats import conversations_of, small_tokenizer
 from every_recipe import words
 from sound_fixtures import encoded, tone
 from trainpipes.config import loads
+from trainpipes_recipes.samples import write_purchases
 from video_fixtures import video
 from visions import processor_of, talks
 
@@ -61,6 +62,9 @@ def write(name: str, folder: Path) -> dict[str, Any]:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(video(8, codec="mpeg4", size=(16, 24), seed=n))
         return {"SIZE": 8, "NUM_FRAMES": 2}
+    if name == "tabular":
+        write_purchases(folder, 160)
+        return {"FITTED": str(folder / "columns.json")}
     pq.write_table(pa.Table.from_pylist(rows_of(name)), folder / "rows.parquet")
     if name == "speech":
         return {"MAX_SECONDS": 1}
@@ -91,7 +95,9 @@ def test_it_is_the_recipe_and_comes_back_the_same(
     assert path.read_text().startswith("# ")
     files = str(tmp_path) if name in OF_FOLDERS else f"{tmp_path}/*.parquet"
     given: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
-    if name not in (*OF_FOLDERS, "tokens", "vision_chat"):
+    if name == "tabular":
+        given |= {"label": "label", "valid": [["day", ">=", "2026-03-20"]]}
+    if name not in (*OF_FOLDERS, "tabular", "tokens", "vision_chat"):
         given = {"tokenizer": "bytes"} | given
     if name in ("chat", "vision_chat"):
         given |= {"packed": True, "on_error": "skip"}

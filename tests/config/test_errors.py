@@ -30,8 +30,8 @@ SAID: dict[str, str] = {
     STAGES + "- take\n": ":3: stages[1]: take(): missing a required argument: 'count'; it is take(count)",
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
-    "classification, images, masked_lm, preference, pretrain, prompts, seq2seq, sft, speech, tokens, "
-    "video_classification, vision_chat",
+    "classification, images, masked_lm, preference, pretrain, prompts, seq2seq, sft, speech, tabular, "
+    "tokens, video_classification, vision_chat",
     SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more, "
     "got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "

@@ -16,7 +16,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from chats import conversations_of, small_tokenizer
 from config.same import assert_same
-from every_recipe import text_files, token_file, words
+from every_recipe import purchases, text_files, token_file, words
 from trainpipes.config import loads
 from trainpipes.interfaces.options import same
 
@@ -106,6 +106,9 @@ RECIPES: dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {
         text_files(f), {"tokenizer": "bytes", "num_generations": 2, "on_error": "skip", "max_length": 64}
     ),
     "seq2seq": lambda f: (text_files(f), {"tokenizer": "bytes"}),
+    "tabular": lambda f: (
+        purchases(f), {"categories": ["user", "seen"], "valid": 0.2, "key": "user", "fitted": f"{f}/fit.json"}
+    ),
     "tokens": lambda f: (rows(f, "ids", IDS), {"max_length": 16}),
     "tokens / mapped": lambda f: (token_file(f), {"dtype": "uint16", "max_length": 16}),
 }  # fmt: skip

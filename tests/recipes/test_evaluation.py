@@ -57,7 +57,12 @@ def texts(pipe: tp.Pipeline) -> list[str]:
 
 def test_no_recipe_is_missing_here() -> None:
     found = {name.split(" / ")[0] for name in PADDED + PACKED}
-    others = {"speech", "video_classification", "vision_chat"}  # see the tests of their own
+    others = {
+        "speech",
+        "tabular",
+        "video_classification",
+        "vision_chat",
+    }  # see the tests of their own
     assert found | others == {*trainpipes_recipes.__all__}
     for name in trainpipes_recipes.__all__:
         options = inspect.signature(getattr(trainpipes_recipes, name)).parameters

@@ -57,10 +57,24 @@ def train(data: Path, tmp_path: Path) -> Train:
             "train_vision": ["--scratch", "--files", f"{data}/scenes.jsonl", "--packed"],
             "train_speech": ["--files", f"{data}/speech.jsonl", "--scratch", "--max-seconds", "1"],
             "train_video": ["--files", f"{data}/videos", "--classes", "3", "--seconds", "1"],
+            "train_tabular": [
+                "--files",
+                f"{data}/purchases",
+                "--categories",
+                "user",
+                "item",
+                "seen",
+                "--valid",
+                "day",
+                ">=",
+                "2026-03-25",
+            ],
             "train_images": ["--files", f"{data}/colors", "--classes", "3", "--size", "16"],
         }[script]
         if script == "train_images":
             given += ["--model", f"{data}/vision"]
+        elif script == "train_tabular":
+            pass
         elif script == "train_video":
             given += ["--model", f"{data}/eyes"]
         elif script == "train_speech":
@@ -89,9 +103,8 @@ def train(data: Path, tmp_path: Path) -> Train:
 def test_a_script_learns_and_goes_on_where_it_was_stopped(
     script: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    several = (
-        [] if script in ("train_images", "train_speech", "train_video") else ["--accumulate", "2"]
-    )
+    alone = ("train_images", "train_speech", "train_tabular", "train_video")
+    several = [] if script in alone else ["--accumulate", "2"]
     whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
     assert [step for step, _, _ in whole] == [*range(1, 21)]
     assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])
@@ -203,7 +216,7 @@ def test_a_script_is_copied_with_one_more_file_and_says_what_it_trains(
     ours = {name for name in found if name and name.startswith("trainpipes")}
     assert ours == {"trainpipes", "trainpipes_recipes"}
     others = {(name or "").split(".")[0] for name in found - ours}
-    assert others <= {"collections", "time", "torch", "transformers", "typing"}
+    assert others <= {"collections", "json", "pathlib", "time", "torch", "transformers", "typing"}
     main: Any = importlib.import_module(f"trainpipes_recipes.{path.stem}").main
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

@@ -27,10 +27,12 @@ from trainpipes_recipes import (
     seq2seq,
     sft,
     speech,
+    tabular,
     tokens,
     video_classification,
     vision_chat,
 )
+from trainpipes_recipes.samples import write_purchases
 
 Make = Callable[..., tp.Pipeline]
 
@@ -121,6 +123,12 @@ def spoken(folder: Path, **options: Any) -> tp.Pipeline:
     )
 
 
+@cache
+def purchases(folder: Path) -> str:
+    write_purchases(folder / "purchases", 160)
+    return str(folder / "purchases")
+
+
 def with_class(row: dict[str, Any]) -> dict[str, Any]:
     return {"video": row["bytes"], "label": len(row["path"]) % 2}
 
@@ -189,6 +197,18 @@ EVERY: dict[str, Make] = {
     "speech": lambda f, **o: spoken(f, num_mels=8, augment=True, **o),
     "speech / samples": lambda f, **o: spoken(f, output="input_values", **o),
     "speech / seconds": lambda f, **o: spoken(f, output="input_values", batch_seconds=1.5, **o),
+    "tabular": lambda f, **o: tabular(
+        purchases(f), categories=["user", "item", "seen"], **SMALL | o
+    ),
+    "tabular / held out": lambda f, **o: tabular(
+        purchases(f),
+        valid=[["day", ">=", "2026-03-01"]],
+        weights={True: 1, False: 0.5},
+        **SMALL | {"batch_size": 2} | o,
+    ),
+    "tabular / numbers": lambda f, **o: tabular(
+        purchases(f), label="price", valid=0.2, key="user", **SMALL | {"batch_size": 2} | o
+    ),
     "vision_chat": lambda f, **o: seen(**o),
     "vision_chat / tokens": lambda f, **o: seen(max_tokens=400, **o),
     "vision_chat / packed": lambda f, **o: seen(packed=True, max_length=300, **o),
