@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainpipes.filesystems import systems
 from trainpipes.sources.files import file_bytes as range_file
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.file_bytes import FileBytes, RangeFile
@@ -77,3 +78,20 @@ def test_columns_read_in_turn_are_fetched_together_and_little_is_held(remote, mo
     assert len(rounds) <= 12  # 40 kB, 4 kB at a time
     assert sum(rounds) == 40_000
     assert max(rounds) <= 8000
+
+
+def test_a_file_that_a_row_names_keeps_few_blocks_wherever_it_is_read(monkeypatch):
+    monkeypatch.setattr(systems, "BLOCK", 100)
+    monkeypatch.setattr(systems, "MOST", 800)
+    monkeypatch.setattr(systems, "HELD", 1000)
+    fsspec.filesystem("memory").pipe_file("/named", DATA)
+    draws = random.Random(0)
+    with systems.open_named("memory://named", whole=False) as file:
+        assert isinstance(file, systems.RangedFile)
+        assert file.read() == DATA
+        for _ in range(300):
+            start, size = draws.randrange(len(DATA)), draws.randrange(3000)
+            assert file.seek(start) == start
+            assert file.read(size) == DATA[start : start + size]
+            assert len(file._blocks) <= 10
+        file.check()

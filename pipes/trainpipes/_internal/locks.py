@@ -19,6 +19,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import ref
 
+try:
+    import fcntl
+except ImportError:  # not on this system: all may work at the same time
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
 
@@ -143,6 +148,20 @@ class Bell:
                 woken += 1
             self.forget(sleeper)
         return woken
+
+
+def lock_file(handle: int, path: str | os.PathLike[str]) -> bool:
+    """Lock an open file until it is closed, without waiting. False if another thread or process has it, or
+    has removed the file meanwhile. A file system without locks keeps nobody out.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # no locks here
+        return True
 
 
 def start(thread: threading.Thread) -> None:

@@ -26,17 +26,13 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from trainpipes import cache
+from trainpipes._internal.locks import lock_file
 from trainpipes._internal.messages import warn_once
-
-try:
-    import fcntl
-except ImportError:  # not on this system: all may work at the same time
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("trainpipes")
 
 #: A pipe in the place of a file would wait for a writer.
-_FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
+FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -46,7 +42,7 @@ class NotOwnError(PermissionError):
 
 def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0) -> int:
     """A handle of a plain file, to read it unless ``flags`` say more."""
-    handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
+    handle = os.open(path, flags | FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -123,16 +119,8 @@ def locked(path: Path, patience: float = math.inf, pause: float = 0.05) -> Itera
 
 def _lock(path: Path) -> int | None:
     _make_folder(path.parent)
-    handle, taken = open_file(path, flags=os.O_RDWR | os.O_CREAT), True
-    with suppress(OSError):  # no locks here
-        try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who had it may have removed it.
-            taken = os.path.samestat(os.fstat(handle), os.stat(path))
-        except (BlockingIOError, FileNotFoundError):
-            taken = False
-    if taken:
+    handle = open_file(path, flags=os.O_RDWR | os.O_CREAT)
+    if lock_file(handle, path):
         return handle
     os.close(handle)
     return None

@@ -6,7 +6,6 @@ upload when it is complete; other file systems get the file under another name, 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import logging
@@ -25,7 +24,7 @@ from zlib import crc32
 
 from trainpipes import errors
 from trainpipes._internal.checks import local_path
-from trainpipes._internal.locks import Flag, InterruptibleLock, start
+from trainpipes._internal.locks import Flag, InterruptibleLock, lock_file, start
 from trainpipes.filesystems.retry import NORMAL, WRITING, Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 
@@ -323,13 +322,7 @@ class _LocalLock:
         with writing(self._place.root, self._place.caller):
             self._work.mkdir(parents=True, exist_ok=True)
             self._file = open(self._work / LOCK_NAME, "ab")  # noqa: SIM115
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._is_mine = os.fstat(self._file.fileno()).st_nlink > 0  # not just been removed
-        except BlockingIOError:
-            pass
-        except OSError:  # a file system without locks
-            self._is_mine = True
+        self._is_mine = lock_file(self._file.fileno(), self._work / LOCK_NAME)
         if not self._is_mine:
             self._file.close()
         return self._is_mine

@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import stat
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -81,23 +82,16 @@ async def _refuse_redirection(response: Any) -> None:
         raise aiohttp.ClientResponseError(*about, status=response.status, message=said)
 
 
-#: Bytes that are fetched at once, at least, and at most where a file is read from front to back.
-BLOCK, MOST = 16 << 10, 4 << 20
+class FileByParts(io.RawIOBase):
+    """A file of ``size`` bytes for libraries that read files: ``_part`` gives what is at a place."""
 
-
-class RangedFile(io.RawIOBase):
-    """The bytes of a file on a server, for libraries that read files.
-
-    Libraries in C drop what a read raises: it gives no more bytes from then on, and ``check`` raises it.
-    """
-
-    def __init__(self, system: Any, path: str, retry: Retry) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self._system, self._path, self._requests = system, path, Requests(retry)
-        self._size = int(self._requests.call(system, "size", path))
-        self._blocks: dict[int, bytes] = {}
-        self._position, self._next, self._ahead = 0, 0, 1
-        self._error: BaseException | None = None
+        self._size, self._position = size, 0
+
+    @abstractmethod
+    def _part(self, start: int, stop: int) -> bytes | memoryview:
+        """Bytes from ``start`` on, at most up to ``stop``."""
 
     def readable(self) -> bool:
         return True
@@ -112,13 +106,47 @@ class RangedFile(io.RawIOBase):
         self._position = max(0, offset + (0, self._position, self._size)[whence])
         return self._position
 
-    def readall(self) -> bytes:
-        return self.read(-1) or b""
-
     def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        stop = self._size if size is None or size < 0 else min(self._size, start + size)
-        if stop <= start or self._error is not None:
+        return bytes(self._next(size))
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer))
+        buffer[: len(data)] = memoryview(data).cast("B")  # as it is in all buffers but Arrow's
+        return len(data)
+
+    def _next(self, size: int | None) -> bytes | memoryview:
+        start, stop = self._position, self._size
+        if size is not None and size >= 0:
+            stop = min(stop, start + size)
+        part = self._part(start, stop) if start < stop else b""
+        self._position += len(part)
+        return part
+
+
+#: Bytes that are fetched at once, at least, and at most where a file is read from front to back.
+BLOCK, MOST = 16 << 10, 4 << 20
+#: Bytes of a file that stay in memory: of libraries that go back and forth in it.
+HELD = 64 << 20
+
+
+class RangedFile(FileByParts):
+    """The bytes of a file on a server, in blocks; those that were read last stay in memory.
+
+    Libraries in C drop what a read raises: it gives no more bytes from then on, and ``check`` raises it.
+    """
+
+    def __init__(self, system: Any, path: str, retry: Retry) -> None:
+        self._system, self._path, self._requests = system, path, Requests(retry)
+        super().__init__(int(self._requests.call(system, "size", path)))
+        self._blocks: dict[int, bytes] = {}  # by number, those that were read last at the end
+        self._follows, self._ahead = (
+            0,
+            1,
+        )  # the block after those fetched, and how many are fetched next
+        self._error: BaseException | None = None
+
+    def _part(self, start: int, stop: int) -> bytes:
+        if self._error is not None:
             return b""
         first, last = start // BLOCK, (stop - 1) // BLOCK
         try:
@@ -126,26 +154,24 @@ class RangedFile(io.RawIOBase):
         except BaseException as error:
             self._error = error
             return b""
-        self._position = stop
+        for number in range(first, last + 1):
+            self._blocks[number] = self._blocks.pop(number)
         whole = b"".join(self._blocks[n] for n in range(first, last + 1))
+        while len(self._blocks) > max(1, HELD // BLOCK):
+            del self._blocks[next(iter(self._blocks))]
         return whole[start - first * BLOCK : stop - first * BLOCK]
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
     def _fetch(self, missing: list[int]) -> None:
         if not missing:
             return
-        follows = missing[0] == self._next
+        follows = missing[0] == self._follows
         self._ahead = min(2 * self._ahead, MOST // BLOCK) if follows else 1
         stop = max(missing[-1] + 1, missing[0] + self._ahead)
         span = missing[0] * BLOCK, min(stop * BLOCK, self._size)
         ((data,), _) = self._requests.ranges(self._system, self._path, [span], self._size)
         for at in range(0, len(data), BLOCK):
             self._blocks[missing[0] + at // BLOCK] = data[at : at + BLOCK]
-        self._next = stop
+        self._follows = stop
 
     def check(self) -> None:
         """Raise what a read has raised."""

@@ -18,7 +18,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 import pyarrow as pa
 
 from trainpipes import errors
+from trainpipes.cache import kept_file
 from trainpipes.filesystems.request import Ranges
+from trainpipes.filesystems.systems import FileByParts
 from trainpipes.interfaces.source import Place
 
 #: Where the system says of what kind its file systems are.
@@ -80,8 +82,6 @@ def unreadable(place: Place, what: str) -> errors.UnreadableError:
 T = TypeVar("T")
 #: Bytes that a stream reads at a time, at least.
 BUFFER_BYTES = 256 << 10
-#: A pipe that has taken the place of a file is not waited for.
-FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 #: Files that stay mapped, at most.
 MAPPED = 256
 #: Bytes of a remote file that stays in memory once it was fetched whole, and of all of these, at most: what
@@ -217,7 +217,7 @@ class LocalBytes(FileBytes):
         return self._opened(opened)
 
     def _opened(self, work: Callable[[int], T]) -> T:
-        handle = os.open(self.name, FLAGS)  # half the time of open()
+        handle = os.open(self.name, kept_file.FLAGS)  # half the time of open()
         try:
             result = work(handle)
             about = os.fstat(handle)
@@ -357,14 +357,13 @@ class _Part:
         self.at = self.first = at
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(FileByParts):
     """A file object over ``FileBytes``, for libraries that read files."""
 
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
-        super().__init__()
+        super().__init__(source.size)
         self.name, self._source = source.name, source
         self._held = HELD_BYTES if held is None else held
-        self._position = 0
         self._parts: list[_Part] = []
 
     def expect(self, ranges: Ranges) -> None:
@@ -384,37 +383,9 @@ class RangeFile(io.RawIOBase):
         if self._parts:
             self._fetch(self._parts[0], self._parts[0].start, self._parts[0].start)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._source.size)[whence]
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        return bytes(self._next(size))
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._next(len(buffer))
-        buffer[: len(data)] = memoryview(data).cast("B")  # as it is in all buffers but Arrow's
-        return len(data)
-
-    def _next(self, size: int | None) -> bytes | memoryview:
-        start, stop = self._position, self._source.size
-        if size is not None and size >= 0:
-            stop = min(stop, start + size)
-        if stop <= start:
-            return b""
+    def _part(self, start: int, stop: int) -> bytes | memoryview:
         if here := self._source.here(start, stop):
-            self._position += len(here)
             return here
-        self._position = stop
         part = next(
             (part for part in self._parts if part.start <= start and stop <= part.stop), None
         )
