@@ -32,6 +32,7 @@ from benchmarks import (
     samplers,
     scale,
     state,
+    tables,
     videos,
     wide,
 )
@@ -215,6 +216,15 @@ def of_wide(tiny: bool) -> Figures:
     }
 
 
+def of_tables(tiny: bool) -> Figures:
+    rows, repeats = 2_000 if tiny else 1_000_000, 1 if tiny else 3
+    of_take = {}
+    for size in (256, 4096):
+        rates = tables.rates_of(rows, 2 if tiny else 2_000_000 // size // 10, repeats, size)
+        of_take[f"of take, {size}"] = rates["global shuffle"] / rates["take"]
+    return of_take
+
+
 ALONE: dict[str, Callable[[bool], Figures]] = {
     "memmap": of_memmap,
     "samplers": of_samplers,
@@ -231,6 +241,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "scale": of_scale,
     "map_workers": of_map_workers,
     "wide": of_wide,
+    "tables": of_tables,
     "images_decode": of_images_decode,
     "audio": of_audio,
     "videos": of_videos,

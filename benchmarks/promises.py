@@ -139,6 +139,9 @@ PROMISES = (
     least("120 columns of numbers: of forty lines over Arrow, 0.66", 0.5, alone("wide", "of forty lines"),
           where=WIDE),
     least("the same, of the scan, 0.35", 0.27, alone("wide", "of the scan"), where=WIDE),
+    # Tables with versions.
+    least("a Lance table in a global order, of Lance's own take, 0.9 to 1.3", 0.5,
+          alone("tables", "of take, 256", "of take, 4096"), where="docs/tables.md"),
     # Mixing.
     most("choosing by short weights, 0.02 us a row", 0.04, alone("mix", "short weights"), where=MIXING),
     most("choosing of 10 by many digits, up to 2 us", 3, alone("mix", "10 sources, many digits"),

@@ -123,6 +123,8 @@ LONG = ("imports", "memmap", "packing", "scale")
 def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: str) -> None:
     if name in ("memmap", "map_workers"):
         pytest.importorskip("PIL")
+    if name == "tables":
+        pytest.importorskip("lance")
     if name in NEEDS:
         pytest.importorskip({"hf": "datasets"}.get(NEEDS[name], NEEDS[name]))
     found = ALONE[name](True)

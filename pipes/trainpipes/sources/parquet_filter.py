@@ -167,7 +167,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
     if not statistics.has_min_max:
         return None
     try:
-        least, most = _scalar(statistics.min, kind), _scalar(statistics.max, kind)
+        least, most = ordered(statistics.min, kind), ordered(statistics.max, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return None  # text that is cut within a character, for one
     if least is None or most is None:
@@ -175,7 +175,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
     return Bounds(least, most, nulls=bool(column.max_definition_level) and nulls != 0)
 
 
-def _scalar(value: Any, kind: pa.DataType) -> Any:
+def ordered(value: Any, kind: pa.DataType) -> Any:
     """A footer's value as Arrow's; None for NaN, and for types that Arrow may order differently."""
     return (
         pa.scalar(value, kind) if value == value and any(test(kind) for test in ORDERED) else None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -13,19 +13,24 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.checks import need, require
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.arrays import is_text, to_numpy
 from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.list_files import PREFETCH_BYTES
+from trainpipes.sources.parquet_filter import FileBounds
 from trainpipes.sources.tables.fields import TableFields
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
-from trainpipes.sources.tables.table_files import TableVersion
+from trainpipes.sources.tables.table_files import TableVersion, log_bounds
 
 #: What a table may ask of its readers; that there may be variants, deltalake says of all.
 FEATURES = {
     "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType",
 }  # fmt: skip
+
+
+#: Characters of a text from which a log may have the first ones only.
+CUT_TEXT = 32
 
 
 class ReadDelta(ReadTable):
@@ -41,7 +46,8 @@ class ReadDelta(ReadTable):
         version: its number, or a time such as ``"2026-05-01T12:00:00Z"`` for what was the newest then. None
             for the newest when the run begins.
         columns: names of columns, as in ``read_parquet``; None for all.
-        filter: as in ``read_parquet``; files are left out by their partitions, too.
+        filter: as in ``read_parquet``; files are left out by their partitions and by the statistics of the
+            log, too, before a footer is read.
         storage_options: options of fsspec, such as credentials, also used for the log; never shown or saved.
         on_error: for rows of damaged files, as in ``read_parquet``.
         refresh: "epoch" for the newest version of each epoch; see ``list_files``.
@@ -110,9 +116,11 @@ class ReadDelta(ReadTable):
         fields = TableFields(schema, mode == "id")
         deleted = self._deleted(vectors, urls)
         newest_too = number is None or table.version() == newest
+        bounds = None if mode else LogBounds(adds.take(pa.array(order, pa.int64())), schema)
         return TableVersion(
-            table.version(), newest_too, f"delta {about.id}", fields, urls, values, deleted
-        )
+            table.version(), newest_too, f"delta {about.id}", fields, urls, values, deleted,
+            bounds=bounds,
+        )  # fmt: skip
 
     def _table(self, number: Any) -> tuple[Any, int]:
         """The table at a version, and its newest one."""
@@ -165,6 +173,62 @@ class ReadDelta(ReadTable):
                 raise UnreadableError(f"{said}; repair the log of {self.uri}", path=str(self.uri))
             deleted[file] = np.flatnonzero(~to_numpy(kept.values))
         return deleted
+
+
+@dataclass(frozen=True, eq=False)
+class LogBounds:
+    """The least and the greatest values of columns in each file, as the log has them.
+
+    Of decimals it has rounded ones, and of long texts, perhaps, the first characters: these are left out. Of
+    times it cuts microseconds off.
+    """
+
+    adds: pa.Table
+    schema: pa.Schema
+
+    def __call__(self, names: Sequence[str]) -> FileBounds:
+        of_files: FileBounds = [{} for _ in range(len(self.adds))]
+        for name in names:
+            known = self._columns(name)
+            if known is None or not _is_exact(self.schema.field(name).type):
+                continue
+            for file, own in enumerate(of_files):
+                least, most, nulls, rows = (column[file] for column in known)
+                bounds = log_bounds(*_whole(least, most), nulls.as_py(), rows.as_py())
+                if bounds is not None:
+                    own[(name,)] = bounds
+        return of_files
+
+    def _columns(self, name: str) -> list[Any] | None:
+        columns = []
+        for key in ("min", "max", "null_count"):
+            if key not in self.adds.column_names or name not in names_within(self.adds, key):
+                return None
+            columns.append(pc.struct_field(self.adds.column(key), name))
+        return [*columns, self.adds.column("num_records")]
+
+
+def names_within(table: pa.Table, column: str) -> list[str]:
+    kind = table.schema.field(column).type
+    return [kind.field(n).name for n in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    tests = (is_.is_integer, is_.is_floating, is_.is_date, is_.is_timestamp, is_.is_boolean)
+    return is_text(kind) or any(test(kind) for test in tests)
+
+
+def _whole(least: Any, most: Any) -> tuple[Any, Any]:
+    """Bounds that hold for what the log has cut off; None for those that may not."""
+    if not (least.is_valid and most.is_valid):
+        return None, None
+    if is_text(least.type) and max(len(least.as_py()), len(most.as_py())) >= CUT_TEXT:
+        return None, None
+    if pa.types.is_timestamp(least.type):
+        step = pa.scalar(1, pa.duration("ms"))
+        return pc.subtract(least, step), pc.add(most, step)
+    return least, most
 
 
 def _root(uri: str) -> str:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,9 +17,10 @@ from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.list_files import PREFETCH_BYTES, checked_options
+from trainpipes.sources.parquet_filter import Bounds, FileBounds, ordered
 from trainpipes.sources.tables.fields import IN_FILE, PHYSICAL, TableFields, fields_of
 from trainpipes.sources.tables.table import ReadTable, instant
-from trainpipes.sources.tables.table_files import TableVersion
+from trainpipes.sources.tables.table_files import TableVersion, log_bounds
 
 #: What pyiceberg calls options of S3, and fsspec.
 OF_S3 = {
@@ -41,7 +43,8 @@ class ReadIceberg(ReadTable):
         snapshot_id: of the snapshot, or a time such as ``"2026-05-01T12:00:00Z"`` for what was the newest
             then. None for the newest when the run begins.
         columns: names of columns, as in ``read_parquet``; None for all.
-        filter: as in ``read_parquet``.
+        filter: as in ``read_parquet``; files are left out by the statistics of the manifests, too, before a
+            footer is read.
         catalog: its name in ``.pyiceberg.yaml``, or its properties, of which ``name`` is one; None for the
             default one. Values of properties are not shown, but a config has them: name the catalog where
             there are secrets.
@@ -142,6 +145,7 @@ class ReadIceberg(ReadTable):
             pa.table({}),
             {n: deleted[t.file.file_path] for n, t in enumerate(tasks) if t.file.file_path in deleted},
             absent=_absent(table, schema, tasks),
+            bounds=ManifestBounds(schema, [task.file for task in tasks]),
             storage_options=_of_fsspec(table.io.properties),
         )  # fmt: skip
 
@@ -215,6 +219,43 @@ def _arrow_schema(table: Any, schema: Any) -> pa.Schema:
         return field.with_metadata({**field.metadata, PHYSICAL: names})
 
     return pa.schema([named(field, {f.field_id: f for f in mapping.root}) for field in whole])
+
+
+@dataclass(frozen=True, eq=False)
+class ManifestBounds:
+    """The least and the greatest values of columns in each file, as the manifests have them."""
+
+    schema: Any
+    files: Sequence[Any]
+
+    def __call__(self, names: Sequence[str]) -> FileBounds:
+        fields = {each.name: each for each in self.schema.fields if each.field_type.is_primitive}
+        return [
+            {
+                (name,): bounds
+                for name in names
+                if name in fields and (bounds := self._of(file, fields[name])) is not None
+            }
+            for file in self.files
+        ]
+
+    def _of(self, file: Any, column: Any) -> Bounds | None:
+        from pyiceberg.conversions import from_bytes
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        kind, number = schema_to_pyarrow(column.field_type), column.field_id
+        limits: list[Any] = []
+        for known in (file.lower_bounds, file.upper_bounds):
+            content = (known or {}).get(number)
+            try:  # a narrower type's, before the column was widened, does not fit
+                value = None if content is None else from_bytes(column.field_type, content)
+                limits.append(None if value is None else ordered(value, kind))
+            except (ValueError, TypeError, OverflowError, struct.error, pa.ArrowException):
+                limits.append(None)
+        nulls, rows = (
+            (known or {}).get(number) for known in (file.null_value_counts, file.value_counts)
+        )
+        return log_bounds(limits[0], limits[1], nulls, rows)
 
 
 def _absent(table: Any, schema: Any, tasks: Sequence[Any]) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ class TableVersion:
         constants: values of columns that are the same in all of a file, a row for each file.
         deleted: rows of a file that the version does not have, ascending, by the file's number.
         absent: for each file, values of columns that are not in it; null for others.
+        bounds: of columns by their names, what the log says of their values in each file; None if nothing.
         storage_options: those of fsspec that the table itself has.
     """
 
@@ -54,6 +55,7 @@ class TableVersion:
     constants: pa.Table
     deleted: Mapping[int, IntArray]
     absent: Sequence[Mapping[str, Any]] = ()
+    bounds: Callable[[Sequence[str]], parquet_filter.FileBounds] | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,11 +80,9 @@ def rows_of(
     constants, pruned = version.constants.select(constant), 0
     if filter is not None:
         parquet_filter.check_fits(filter, schema, caller)
-        may = (
-            set(parquet_filter.may_hold(filter, schema, _facts(constants, len(files))).tolist())
-            if kept
-            else ()
-        )
+        of_log = None if version.bounds is None else version.bounds(needed)
+        facts = _facts(constants, len(files))
+        may = set(parquet_filter.may_hold(filter, schema, facts, of_log).tolist()) if kept else ()
         matching = [n for n in kept if n in may] or kept[:1]
         pruned, kept = len(kept) - len(matching), matching
     numbers = np.array(kept, dtype=np.int64)
@@ -131,7 +131,7 @@ def rows_of(
             unread[parquet_filter.may_hold(filter, schema, of_groups, of_files or None)] = False
         besides |= {"filter": text_of(filter), "unread": int(rows[unread].sum())}
         said = f"{int((~unread).sum()):,} of {len(rows):,} row groups may have rows that match"
-        said += f"; {pruned:,} more files are left out by their partitions" if pruned else ""
+        said += f"; {pruned:,} more files are left out by the log" if pruned else ""
         described.append(("filter", said))
     format = TableFiles(
         columns, schema, False, files.prefetch_bytes // 2, described, footers.parsed, fields=fields
@@ -144,6 +144,22 @@ def rows_of(
     source.unread, source.epoch_files = unread, [f"version/{version.number}"]
     source.is_filtered = filter is not None and {*needed} <= {*constant}
     return source
+
+
+def log_bounds(
+    least: pa.Scalar | None, most: pa.Scalar | None, nulls: int | None, rows: int | None
+) -> parquet_filter.Bounds | None:
+    """What a log says of a column's values in a file; None if that tells nothing."""
+    if nulls is not None and rows is not None and nulls == rows:
+        return parquet_filter.Bounds(None, None, nulls=True)
+    for value in (least, most):
+        if value is None or not value.is_valid or _is_nan(value):
+            return None
+    return parquet_filter.Bounds(least, most, nulls=nulls != 0)
+
+
+def _is_nan(value: pa.Scalar) -> bool:
+    return bool(pa.types.is_floating(value.type)) and value.as_py() != value.as_py()
 
 
 def _facts(constants: pa.Table, files: int) -> list[parquet_filter.Facts]:
