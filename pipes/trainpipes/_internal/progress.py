@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.errors import amount
 
 T = TypeVar("T")
@@ -44,7 +45,8 @@ class Progress:
 
     def __init__(self, job: str, total: int | None, unit: str) -> None:
         self._job, self._total, self._unit = job, total or None, unit
-        self._counting, self._drawing = threading.Lock(), threading.Lock()
+        # Ctrl-C may come as the thread that draws has just taken its lock, which it takes again to end.
+        self._counting, self._drawing = threading.Lock(), InterruptibleLock()
         self._bar: Any = None
         self._done = self._before = 0
         self._next = time.monotonic() + PATIENCE
