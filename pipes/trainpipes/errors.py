@@ -240,12 +240,12 @@ def known_name(url: str) -> str:
     'https://host/a.csv?7e75e2b65898ec36'
     """
     bare, _, query = _split(url)
-    own = [
+    parameters = [
         parameter
         for parameter in query.split("&")
         if parameter and not _signs(parameter.partition("=")[0])
     ]
-    return _with_digest(bare, "&".join(own))
+    return _with_digest(bare, "&".join(parameters))
 
 
 def without_query(url: str) -> str:

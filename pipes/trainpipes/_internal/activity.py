@@ -116,18 +116,18 @@ class each(Iterator[T]):
 
 def within(make: Callable[[int], T]) -> Callable[[int], T]:
     """A function that is called later, for the work of this moment."""
-    if not is_on or (what := _own.slot.what) is None:
+    if not is_on or (label := _own.slot.what) is None:
         return make
 
     def timed(k: int) -> T:
-        if next(_turns) % TIMED or not is_on or (slot := _own.slot).what is what:
+        if next(_turns) % TIMED or not is_on or (slot := _own.slot).what is label:
             return make(k)
         began = perf_counter()
-        made = make(k)
-        sums = slot.times.setdefault(what, [0.0, 0.0])
+        result = make(k)
+        sums = slot.times.setdefault(label, [0.0, 0.0])
         lasted = TIMED * (perf_counter() - began)
-        slot.times[what] = [sums[0] + lasted, sums[1] + lasted]
-        return made
+        slot.times[label] = [sums[0] + lasted, sums[1] + lasted]
+        return result
 
     return timed
 

@@ -54,9 +54,9 @@ class Counts:
 
     def add(self, more: Counts) -> None:
         for group, whats in more.times.items():
-            own = self.times.setdefault(group, {})
-            for what, (seconds, cpu) in whats.items():
-                sums = own.setdefault(what, [0.0, 0.0])
+            times = self.times.setdefault(group, {})
+            for label, (seconds, cpu) in whats.items():
+                sums = times.setdefault(label, [0.0, 0.0])
                 sums[0] += seconds
                 sums[1] += cpu
         for group, number in more.threads.items():
@@ -127,35 +127,35 @@ class ActivitySampler(threading.Thread):
         """What was counted since the last call."""
         with self._lock:
             now, cpu = perf_counter(), time.process_time()
-            found = Counts(now - self._since, samples=self._samples, late=self._late)
-            found.cpu, found.queued = cpu - self._cpu, self._queued
+            counts = Counts(now - self._since, samples=self._samples, late=self._late)
+            counts.cpu, counts.queued = cpu - self._cpu, self._queued
             totals = activity.totals.copy()
-            found.totals = {n: v - self._totals[n] for n, v in totals.items()}
+            counts.totals = {n: v - self._totals[n] for n, v in totals.items()}
             self._since, self._cpu, self._totals = now, cpu, totals
             self._samples = self._late = 0
             self._queued = 0.0
             for slot in list(activity.slots):
                 group = group_of(slot.thread.name)
-                did = self._take(slot, now, found.times.setdefault(group, {}))
-                found.threads[group] = found.threads.get(group, 0) + (
+                did = self._take(slot, now, counts.times.setdefault(group, {}))
+                counts.threads[group] = counts.threads.get(group, 0) + (
                     did and slot.thread.is_alive()
                 )
                 if not slot.thread.is_alive():
                     self._taken.pop(slot, None)
                     activity.slots.remove(slot)
-            found.times = {group: times for group, times in found.times.items() if times}
-            return found
+            counts.times = {group: times for group, times in counts.times.items() if times}
+            return counts
 
     def _take(self, slot: activity.Slot, now: float, into: dict[str, list[float]]) -> bool:
         """Add what a thread did since the last time; whether it did anything."""
         did = False
         taken = self._taken.setdefault(slot, {})
-        what, since = slot.what, slot.since
-        found = {key: (sums[0], sums[1]) for key, sums in list(slot.times.items())}
-        if what is not None:  # so far
-            seconds, cpu = found.get(what, (0.0, 0.0))
-            found[what] = seconds + max(0.0, now - since), cpu
-        for key, (seconds, cpu) in found.items():
+        label, since = slot.what, slot.since
+        times = {key: (sums[0], sums[1]) for key, sums in list(slot.times.items())}
+        if label is not None:  # so far
+            seconds, cpu = times.get(label, (0.0, 0.0))
+            times[label] = seconds + max(0.0, now - since), cpu
+        for key, (seconds, cpu) in times.items():
             before = taken.get(key, (0.0, 0.0))
             sums = into.setdefault(self._label(key), [0.0, 0.0])
             sums[0] += seconds - before[0]
@@ -164,10 +164,10 @@ class ActivitySampler(threading.Thread):
             taken[key] = seconds, cpu
         return did
 
-    def _label(self, what: Any) -> str:
-        if what not in self._labels:
-            self._labels[what] = str(what)
-        return self._labels[what]
+    def _label(self, label: Any) -> str:
+        if label not in self._labels:
+            self._labels[label] = str(label)
+        return self._labels[label]
 
     def _look_at_system(self) -> None:
         """Seconds that threads waited for a core, on Linux."""
@@ -218,9 +218,9 @@ def reported(folder: Path) -> Iterator[Counts]:
     """What workers have written since the last time."""
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError):
-            found = json.loads(path.read_bytes())
+            counts = json.loads(path.read_bytes())
             path.unlink()
-            yield Counts(**found)
+            yield Counts(**counts)
 
 
 class _Report:

@@ -29,8 +29,8 @@ def data_parallel() -> tuple[int, int]:
     set_rank, set_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if dist.is_available() and dist.is_initialized():
         real = dist.get_rank(), dist.get_world_size()
-        given = set_rank, set_world
-        if None not in given and given != tuple(map(str, real)):
+        in_environment = set_rank, set_world
+        if None not in in_environment and in_environment != tuple(map(str, real)):
             raise TopologyError(
                 f"torch.distributed says rank {real[0]} of {real[1]}, and the environment RANK={set_rank}, "
                 f"WORLD_SIZE={set_world}: start all processes by one launcher, or give the right "

@@ -109,15 +109,15 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
     >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
     (1500000000, 4194304, 10)
     """
-    given = value
-    found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found:
-        number, prefix, binary = found.groups()
+    written = value
+    match = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match:
+        number, prefix, binary = match.groups()
         power = " kmgtp".index(prefix.lower() or " ")
         value = int(float(number) * (1024 if binary else 1000) ** power)
     bound = f" of {least:,} or more" if least > 1 else ""
     rule = f'a number of bytes{bound}, such as 500_000_000 or "500MB"'
-    require(_is_int(value) and value >= least, option, rule, given)
+    require(_is_int(value) and value >= least, option, rule, written)
     return int(value)
 
 
@@ -220,8 +220,8 @@ class Each:
 
     def __call__(self, value: Any, option: str) -> None:
         require(several(value), option, "a list", value)
-        for one in value:
-            self.check(one, option)
+        for element in value:
+            self.check(element, option)
 
 
 def function(value: Any, option: str) -> None:
@@ -239,16 +239,16 @@ Schema = Annotated[pa.Schema, checked_schema]
 Function = Annotated[Callable[..., Any], function]
 
 
-def need(package: str, what: str, oldest: str = "") -> None:
+def need(package: str, feature: str, oldest: str = "") -> None:
     """Raise unless a package of this version is installed."""
     if find_spec(package) is None:
         raise errors.MissingExtraError(
-            f"{what} needs the package {package}, which is not installed: {pip_install(package)}"
+            f"{feature} needs the package {package}, which is not installed: {pip_install(package)}"
         )
-    if oldest and _version(found := version(package)) < _version(oldest):
+    if oldest and _version(installed := version(package)) < _version(oldest):
         way = f"pip install '{package}>={oldest}'"
         raise errors.MissingExtraError(
-            f"{what} needs {package} {oldest} or later, got {found}: {way}"
+            f"{feature} needs {package} {oldest} or later, got {installed}: {way}"
         )
 
 
@@ -271,9 +271,9 @@ def copied(value: Any, depth: int = 0) -> Any:
         rule = f"of lists and dicts within one another up to {DEEPEST} deep"
         raise wrong("an option", rule, value, "it may hold itself")
     if type(value) is dict:
-        return {copied(k, depth + 1): copied(one, depth + 1) for k, one in value.items()}
+        return {copied(k, depth + 1): copied(inner, depth + 1) for k, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(one, depth + 1) for one in value)
+        return type(value)(copied(inner, depth + 1) for inner in value)
     if isinstance(value, np.number | np.bool_ | np.str_):
         return value.item()
     if not isinstance(value, int) or type(value) is bool:

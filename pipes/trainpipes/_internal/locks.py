@@ -35,22 +35,22 @@ class Living(Generic[T]):
     def __init__(self) -> None:
         self._refs: deque[ref[T]] = deque()
 
-    def add(self, one: T) -> None:
+    def add(self, value: T) -> None:
         for _ in range(2):  # more than come
             with suppress(IndexError, ValueError):  # another thread was there
                 if (first := self._refs[0])() is None:
                     self._refs.remove(first)
                 else:
                     self._refs.rotate(-1)
-        self._refs.append(ref(one))
+        self._refs.append(ref(value))
 
     def clear(self) -> None:
         self._refs.clear()
 
     def __iter__(self) -> Iterator[T]:
-        for one in list(self._refs):
-            if (found := one()) is not None:
-                yield found
+        for reference in list(self._refs):
+            if (value := reference()) is not None:
+                yield value
 
 
 #: Seconds until a signal just before a wait is seen.

@@ -35,9 +35,11 @@ def nearest(name: str, names: Sequence[str]) -> str:
     (" (did you mean 'shuffle'?)", " (did you mean 'read_csv'?)")
     """
     format = next((name.removeprefix(b) for b in BEGINNINGS if name.startswith(b)), "")
-    same = [one for one in names if one in [f"{b}{format}" for b in BEGINNINGS if format]]
+    same = [known for known in names if known in [f"{b}{format}" for b in BEGINNINGS if format]]
     begun = [
-        one for one in names if f"{one}_".startswith(f"{name}_") or f"{name}_".startswith(f"{one}_")
+        known
+        for known in names
+        if f"{known}_".startswith(f"{name}_") or f"{name}_".startswith(f"{known}_")
     ]
     close = same or difflib.get_close_matches(name, names, n=2, cutoff=0.6) or begun
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
@@ -165,8 +167,8 @@ def renamed(name: str, names: Sequence[str]) -> str:
     >>> renamed("interleave_datasets", ["mix"])
     ' (here that is tp.mix)'
     """
-    found = "" if name in names else ELSEWHERE.get(name)
-    return f" (here that is {found})" if found else nearest(name, names)
+    ours = "" if name in names else ELSEWHERE.get(name)
+    return f" (here that is {ours})" if ours else nearest(name, names)
 
 
 def need_columns(
@@ -186,10 +188,10 @@ def need_columns(
     )
 
 
-def no_columns(found: str, caller: object) -> errors.SchemaError:
+def no_columns(row_type: str, caller: object) -> errors.SchemaError:
     """The error of a stage that works on columns."""
     return errors.SchemaError(
-        f"{caller} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
+        f"{caller} works on columns, so that each row must be a dict, got {row_type}; make dicts with map() "
         "first",
         stage=str(caller),
     )
@@ -246,37 +248,40 @@ def clean(error: BaseException) -> Any:
 def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseException:
     if id(error) in known:
         return known[id(error)]
-    found = error if isinstance(error, errors.TrainpipesError) else _stand_in(error)
-    known[id(error)] = found
+    stand_in = error if isinstance(error, errors.TrainpipesError) else _stand_in(error)
+    known[id(error)] = stand_in
     cause, context, silent = error.__cause__, error.__context__, error.__suppress_context__
-    found.__cause__ = None if cause is None else _clean(cause, known)
-    found.__context__ = None if context is None else _clean(context, known)
-    found.__suppress_context__ = silent
-    if found is not error:
-        found.__traceback__ = error.__traceback__
+    stand_in.__cause__ = None if cause is None else _clean(cause, known)
+    stand_in.__context__ = None if context is None else _clean(context, known)
+    stand_in.__suppress_context__ = silent
+    if stand_in is not error:
+        stand_in.__traceback__ = error.__traceback__
     notes = getattr(error, "__notes__", None)
     if notes:
-        found.__notes__ = [errors.hidden(str(note)) for note in notes]
-    return found
+        stand_in.__notes__ = [errors.hidden(str(note)) for note in notes]
+    return stand_in
 
 
 def _stand_in(error: BaseException) -> BaseException:
     """An error of the first of its kinds that Python has itself, or else ``OriginalError``."""
-    kind: Any = next(one for one in type(error).__mro__ if one.__module__ == "builtins")
-    given: list[Any] = [_named(error)]
+    kind: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+    arguments: list[Any] = [_named(error)]
     if kind is type(error):
-        given = [one if isinstance(one, _PLAIN) else errors.hidden(str(one)) for one in error.args]
+        arguments = [
+            value if isinstance(value, _PLAIN) else errors.hidden(str(value))
+            for value in error.args
+        ]
     elif kind in (Exception, BaseException):
         kind = OriginalError
     try:
-        found: BaseException = kind(*given)
+        stand_in: BaseException = kind(*arguments)
     except Exception:
         return OriginalError(_named(error))
-    if isinstance(error, OSError) and isinstance(found, OSError):
-        found.errno = error.errno
+    if isinstance(error, OSError) and isinstance(stand_in, OSError):
+        stand_in.errno = error.errno
         if kind is type(error) and error.filename is not None:
-            found.filename = errors.hidden(str(error.filename))
-    return found
+            stand_in.filename = errors.hidden(str(error.filename))
+    return stand_in
 
 
 def _named(error: BaseException) -> str:
@@ -316,7 +321,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
         room = width - 2 * (len(sizes) - 1)
         while sum(sizes) > room and max(sizes) > NARROWEST:
             sizes[sizes.index(max(sizes))] -= 1
-    found = []
+    lines = []
     for line in rows:
         cells = [folded(cell, size) for cell, size in zip(line, sizes, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
@@ -324,8 +329,8 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
                 p + " " * (size - errors.columns_of(p))
                 for p, size in zip(parts, sizes, strict=True)
             ]
-            found.append("  ".join(padded).rstrip())
-    return "\n".join(found)
+            lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
 
 
 def folded(text: str, width: int) -> list[str]:
@@ -340,16 +345,16 @@ def folded(text: str, width: int) -> list[str]:
 def _folded(line: str, width: int) -> list[str]:
     if errors.columns_of(line) <= width:
         return [line]
-    found, left = [""], width
+    lines, left = [""], width
     for word in re.findall(r"\S+\s?|\s+", line):
         step = width if errors.columns_of(word) <= width or word.isascii() else width // 2
         for part in (word[k : k + step] for k in range(0, len(word), step)):
             if errors.columns_of(part.rstrip()) > left:
-                found.append("")
+                lines.append("")
                 left = width
-            found[-1] += part
+            lines[-1] += part
             left -= errors.columns_of(part)
-    return [part.rstrip() for part in found]
+    return [part.rstrip() for part in lines]
 
 
 def _widest(cell: str) -> int:

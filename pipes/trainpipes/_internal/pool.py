@@ -253,10 +253,10 @@ class Pool:
 
     def pause(self) -> None:
         """Wait until nothing runs, before a fork: a child must not inherit a held lock."""
-        own = threading.current_thread() in self._alive
+        is_worker = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-        self._wait_until(lambda: self._running - self._waiting <= own)
+        self._wait_until(lambda: self._running - self._waiting <= is_worker)
 
     def resume(self) -> None:
         with self._lock:

@@ -82,8 +82,8 @@ def make_file(
 def _make_folder(folder: Path, own: bool = True) -> None:
     """Make a folder; one of a cache only if the one above, which keeps others out, is one's own."""
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
-    for one in (top.parent, top):
-        os.makedirs(one, 0o700, exist_ok=True)
+    for above in (top.parent, top):
+        os.makedirs(above, 0o700, exist_ok=True)
     root, status, user = os.lstat(top.parent), os.lstat(top), cache.owner()
     said = ""
     if stat.S_ISLNK(root.st_mode) and root.st_uid not in (user, 0):

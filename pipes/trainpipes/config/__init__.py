@@ -57,8 +57,8 @@ def load(
         raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config {name!r} cannot be read: {error}", path=name) from error
-    given = {"storage_options": storage_options, "changes": changes}
-    return loads(text, name=name, allow_imports=allow_imports, **given)
+    options = {"storage_options": storage_options, "changes": changes}
+    return loads(text, name=name, allow_imports=allow_imports, **options)
 
 
 def loads(

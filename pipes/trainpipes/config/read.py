@@ -98,25 +98,25 @@ class Document:
             raise self.error(Node(None, number + 1), "", f"this is no YAML: {said}{hint}") from None
         return Node(None, 1) if root is None else self._node(root)
 
-    def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
+    def _node(self, parsed: Any, depth: int = 1, line: int | None = None) -> Node:
         """PyYAML's node as ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
         tag, quoted = (
-            given.tag.replace(options.STANDARD, "!!"),
-            getattr(given, "style", None) is not None,
+            parsed.tag.replace(options.STANDARD, "!!"),
+            getattr(parsed, "style", None) is not None,
         )
-        node = Node(None, given.start_mark.line + 1, tag, quoted)
+        node = Node(None, parsed.start_mark.line + 1, tag, quoted)
         rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
         self.need(self._count <= MOST and depth <= DEEPEST, node, "", rule)
         known = _OF_YAML if tag.startswith("!!") else TAGS
         if tag not in known:
             hint = f"{nearest(tag, known)}; there are {', '.join(known)}"
             raise self.error(node, "", f"there is no tag {shown(tag)}{hint}")
-        if given.id == "sequence":
-            node.value = [self._node(inner, depth + 1) for inner in given.value]
-        elif given.id == "mapping":
+        if parsed.id == "sequence":
+            node.value = [self._node(inner, depth + 1) for inner in parsed.value]
+        elif parsed.id == "mapping":
             node.value = {}
-            for name, value in given.value:
+            for name, value in parsed.value:
                 key = self._node(name, depth)
                 rule = "a key must be text or a number, without a tag of ours"
                 self.need(name.id == "scalar" and not key.tag, key, "", rule)
@@ -127,12 +127,12 @@ class Document:
             kind = tag.removeprefix("!!")
             try:
                 node.value = (
-                    options.SCALARS[kind][1](given.value)
+                    options.SCALARS[kind][1](parsed.value)
                     if kind in options.SCALARS
-                    else given.value
+                    else parsed.value
                 )
             except ValueError as error:
-                said = f"{shown(given.value)} is no {kind}: {error}"
+                said = f"{shown(parsed.value)} is no {kind}: {error}"
                 raise self.error(node, "", said) from None
         node.tag = "" if tag.startswith("!!") else tag
         node.line = line or node.line
@@ -284,10 +284,10 @@ class Reader(Document):
             value = value if node.quoted else self._asked(node, path, resolved, value)
         return self._imported(value, node, path) if node.tag else value
 
-    def _asked(self, node: Node, path: str, call: Callable[..., Any], *given: Any) -> Any:
+    def _asked(self, node: Node, path: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """What a function says, whose ValueError then says where."""
         try:
-            return call(*given)
+            return call(*arguments)
         except ValueError as error:
             raise self.error(node, path, error) from error
 
@@ -308,19 +308,19 @@ class Reader(Document):
 
     def pipeline(self, node: Node, path: str = "") -> Pipeline:
         """The pipeline of a document, or of a ``!pipeline`` in it."""
-        given, pipeline = node.value, None
-        has = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
+        fields, pipeline = node.value, None
+        has = isinstance(fields, dict) and not node.tag and fields.keys() & {"recipe", "stages"}
         rule = "a config must be a mapping with recipe: or stages:"
         self.need(has, node, path, f"{rule}, got {node}")
-        for key, value in given.items():
+        for key, value in fields.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
-                hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
+                hint = f"; an option of the recipe is options.{key}" if "recipe" in fields else ""
                 raise self.error(value, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
-        options, stages = (given.get(key, Node(None)) for key in ("options", "stages"))
-        if "recipe" in given:
-            pipeline = self._recipe(given["recipe"], options, path)
-        elif "options" in given:
+        options, stages = (fields.get(key, Node(None)) for key in ("options", "stages"))
+        if "recipe" in fields:
+            pipeline = self._recipe(fields["recipe"], options, path)
+        elif "options" in fields:
             said = "options are those of a recipe: name one"
             raise self.error(options, joined(path, "options"), said)
         at, good = (
@@ -344,8 +344,8 @@ class Reader(Document):
             raise self.error(node, at, error) from error
         good = isinstance(options.value or {}, dict) and not options.tag
         self.need(good, options, prefix, f"options must be a mapping, got {options}")
-        make, given = partial(recipe, name), options.value or {}
-        return self._made(make, function, node, at, given, prefix)
+        make, recipe_options = partial(recipe, name), options.value or {}
+        return self._made(make, function, node, at, recipe_options, prefix)
 
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages so far and an item of the list; a reader that comes first lists its files."""
@@ -361,10 +361,14 @@ class Reader(Document):
             said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
             self.need(first or "files" in options.value, node, path, said)
 
-        def make(**given: Any) -> Pipeline:
+        def make(**stage_options: Any) -> Pipeline:
             if before is None and reads:
-                return getattr(starts, name)(**given)  # type: ignore[no-any-return]
-            return Pipeline([kind(**given)]) if before is None else before.then(kind(**given))
+                return getattr(starts, name)(**stage_options)  # type: ignore[no-any-return]
+            return (
+                Pipeline([kind(**stage_options)])
+                if before is None
+                else before.then(kind(**stage_options))
+            )
 
         return self._made(make, kind, node, path, options.value, path)
 
@@ -392,8 +396,8 @@ class Reader(Document):
             return known[name]
         if not is_name(name):
             hint = nearest(name, list(known))
-            own = "one of your own is package.module:Class"
-            raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
+            way = "one of your own is package.module:Class"
+            raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {way}")
         kind = self._imported(name, node, path)
         good = inspect.isclass(kind) and issubclass(kind, Stage)
         self.need(good, node, path, f"{name} must be a class of stages, got {shown(kind)}")
@@ -410,19 +414,23 @@ class Reader(Document):
     ) -> Pipeline:
         """What a stage or a recipe makes of its options; an error says where they stand."""
         kinds, options = declared_kinds(kind), {}
-        for name, one in nodes.items():
+        for name, value in nodes.items():
             at = joined(prefix, name)
             way = "tp.load(path, storage_options=...), so that credentials are in no file"
             said = f"storage_options are not part of a config: {way}"
-            self.need(name != "storage_options", one, at, said)
-            options[name] = self._option(one, at, kinds.get(name, []))
+            self.need(name != "storage_options", value, at, said)
+            options[name] = self._option(value, at, kinds.get(name, []))
         takes = inspect.signature(kind).parameters
         if self.storage_options is not None and "storage_options" in takes:
             options["storage_options"] = dict(self.storage_options)
             self.used_storage = True
-        for name, one in options.items():
-            if self.storage_options and isinstance(one, Quarantine) and "://" in str(one.folder):
-                options[name] = replace(one, storage_options=dict(self.storage_options))
+        for name, value in options.items():
+            if (
+                self.storage_options
+                and isinstance(value, Quarantine)
+                and "://" in str(value.folder)
+            ):
+                options[name] = replace(value, storage_options=dict(self.storage_options))
                 self.used_storage = True
         step = snake_case(getattr(kind, "__name__", ""))
         try:

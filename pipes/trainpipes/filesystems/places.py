@@ -107,16 +107,16 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
     """Raise ConfigError, with the path, for a disk that is full or a folder that cannot be written to."""
     # A file without a name is one of a place at a URL, until it is sent there.
     place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
-    what = f"{caller}(): {place} cannot be written"
+    failure = f"{caller}(): {place} cannot be written"
     try:
         yield
     except errors.UnreachableError as error:
-        error.message = f"{what}: {error.message.removeprefix(f'{error.path}: ')}"
+        error.message = f"{failure}: {error.message.removeprefix(f'{error.path}: ')}"
         raise
     except (OSError, NotImplementedError) as error:
         why = str(getattr(error, "strerror", None) or error)
         raise errors.ConfigError(
-            f"{what}: {why}; free space there or allow writing, or give another folder",
+            f"{failure}: {why}; free space there or allow writing, or give another folder",
             path=str(path),
         ) from error
 
@@ -196,26 +196,26 @@ class Place:
         self.system.invalidate_cache()
         path = f"{self.path}/{folder}".rstrip("/")
         try:
-            found = self._call("ls", path, detail=True)
+            entries = self._call("ls", path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        there = {entry["name"].strip("/"): entry for entry in found}
+        there = {entry["name"].strip("/"): entry for entry in entries}
         there.pop(path.strip("/"), None)
         return {
-            name.rpartition("/")[2]: -1 if one["type"] == "directory" else int(one["size"] or 0)
-            for name, one in there.items()
+            name.rpartition("/")[2]: -1 if about["type"] == "directory" else int(about["size"] or 0)
+            for name, about in there.items()
         }
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        found: bytes = self._call("cat_file", f"{self.path}/{name}", start=start, end=stop)
-        return found
+        content: bytes = self._call("cat_file", f"{self.path}/{name}", start=start, end=stop)
+        return content
 
     def read_all(self, ranges: Sequence[tuple[str, int | None, int | None]]) -> Iterator[bytes]:
         """Several names with ranges; of a server some at once."""
         most = 1 if self.is_local else REQUESTS
         for first in range(0, len(ranges), most):
             some = ranges[first : first + most]
-            yield from self._requests().map(lambda one: self.read(*one), some, most)
+            yield from self._requests().map(lambda part: self.read(*part), some, most)
 
     @contextmanager
     def file(self, name: str, show: Callable[[int], None] | None = None) -> Iterator[OutputFile]:
@@ -231,9 +231,9 @@ class Place:
             with writing(self.at(name), self.caller):
                 self._put(path, part, f"{self.path}/{name}")
 
-    def _put(self, made: Path, part: str, path: str) -> None:
+    def _put(self, written: Path, part: str, path: str) -> None:
         if self.is_local:
-            os.replace(made, path)
+            os.replace(written, path)
             with suppress(OSError):  # some file systems cannot for folders
                 folder = os.open(os.path.dirname(path), os.O_RDONLY)
                 try:
@@ -243,12 +243,12 @@ class Place:
             return
         sent = path if self._is_object_store else f"{self.path}/{part}"
         self._make_work()
-        self._call("put_file", str(made), sent, size=made.stat().st_size)
+        self._call("put_file", str(written), sent, size=written.stat().st_size)
         if sent != path:
             try:
                 self._call("mv", sent, path)
             except FileNotFoundError:
-                if self._call("info", path)["size"] != made.stat().st_size:
+                if self._call("info", path)["size"] != written.stat().st_size:
                     raise  # else a try whose answer was lost has moved it
 
     def _make_work(self) -> None:
@@ -314,7 +314,7 @@ class _LocalLock:
 
     def take(self) -> None:
         place, work = self._place, self._work
-        self._made = [one for one in (work, *work.parents) if not one.exists()]
+        self._made = [folder for folder in (work, *work.parents) if not folder.exists()]
         if not self._try() and not (gc.collect() and self._try()):  # what Ctrl-C has left
             raise place.taken("another process")
 
@@ -351,10 +351,10 @@ class _Lease:
         self._may_be_there = False
 
     def take(self) -> None:
-        place, found = self._place, self._read()
-        if found is not None:
-            if not self._is_over(found):
-                raise self._taken(found)
+        place, holder = self._place, self._read()
+        if holder is not None:
+            if not self._is_over(holder):
+                raise self._taken(holder)
             self._remove()
         self._may_be_there = True
         try:
@@ -386,32 +386,32 @@ class _Lease:
                 with suppress(Exception):  # the next one may do
                     self._write("overwrite")
 
-    def _is_over(self, found: dict[str, Any]) -> bool:
+    def _is_over(self, holder: dict[str, Any]) -> bool:
         """Whether its process is gone from this machine, or gives no sign of life: another container's
         process may have the same number.
         """
-        if found["host"] == self._me["host"]:
+        if holder["host"] == self._me["host"]:
             with suppress(PermissionError):  # it is another user's
                 try:
-                    os.kill(int(found["pid"]), 0)
+                    os.kill(int(holder["pid"]), 0)
                 except ProcessLookupError:
                     return True
         self._ended.wait(LEASE)
-        return self._read() in (found, None)
+        return self._read() in (holder, None)
 
     def _check_own(self) -> None:
-        found = self._read()
-        if found is not None and found["token"] != self._me["token"]:
-            raise self._taken(found)
+        holder = self._read()
+        if holder is not None and holder["token"] != self._me["token"]:
+            raise self._taken(holder)
 
-    def _taken(self, found: dict[str, Any]) -> errors.ConfigError:
-        return self._place.taken(f"process {found['pid']} of {found['host']}")
+    def _taken(self, holder: dict[str, Any]) -> errors.ConfigError:
+        return self._place.taken(f"process {holder['pid']} of {holder['host']}")
 
     def _read(self) -> dict[str, Any] | None:
         self._place.system.invalidate_cache()
         try:
-            found = json.loads(self._place.read(LOCK))
-            return found if {"host", "pid", "token"} <= found.keys() else None
+            holder = json.loads(self._place.read(LOCK))
+            return holder if {"host", "pid", "token"} <= holder.keys() else None
         except (FileNotFoundError, ValueError, AttributeError):
             return None
 

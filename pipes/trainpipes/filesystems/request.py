@@ -98,33 +98,33 @@ class Failure:
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
     """The cause of an error; of all in its chain, a server's status tells most."""
-    chain = [(one, _reply(one)) for one in _chain(error, handled)]
+    chain = [(cause, _reply(cause)) for cause in _chain(error, handled)]
     if isinstance(error, FileExistsError):
         return Failure("other", _line(error))
     if any(
-        isinstance(one, RecursionError) for one, _ in chain
+        isinstance(cause, RecursionError) for cause, _ in chain
     ):  # botocore's, of 301 without a region
         return Failure("rejected", REDIRECTED)
     expired = any(r.status == 401 or r.code in {*ACCESS_CODES, NO_CODE} for _, r in chain)
-    for one, reply in chain:
-        if isinstance(one, ssl.SSLCertVerificationError):
-            return Failure("rejected", _line(one))
-        denied = isinstance(one, PermissionError) or _named(one, ACCESS_NAMES)
+    for cause, reply in chain:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Failure("rejected", _line(cause))
+        denied = isinstance(cause, PermissionError) or _named(cause, ACCESS_NAMES)
         if denied or reply.code in ACCESS_CODES:
-            return Failure("access", _line(one), expired=expired)
-    for one, reply in chain:
-        passing = isinstance(one, PASSING) or _named(
-            one, PASSING_NAMES
+            return Failure("access", _line(cause), expired=expired)
+    for cause, reply in chain:
+        passing = isinstance(cause, PASSING) or _named(
+            cause, PASSING_NAMES
         )  # some have a status like 400
         if passing or reply.code in PASSING_CODES:
-            return Failure("passing", _line(one))
-        if _named(one, REJECTED_NAMES):
-            return Failure("rejected", _line(one))
+            return Failure("passing", _line(cause))
+        if _named(cause, REJECTED_NAMES):
+            return Failure("rejected", _line(cause))
         if reply.status:
             kind = "passing" if reply.status >= 500 else KINDS.get(reply.status, "rejected")
-            return Failure(kind, _line(one), _seconds(reply.headers), expired)
-    if (found := next((one for one, _ in chain if _may_pass(one)), None)) is not None:
-        return Failure("passing", _line(found))
+            return Failure(kind, _line(cause), _seconds(reply.headers), expired)
+    if (passing_error := next((cause for cause, _ in chain if _may_pass(cause)), None)) is not None:
+        return Failure("passing", _line(passing_error))
     return Failure("missing" if isinstance(error, FileNotFoundError) else "other", _line(error))
 
 
@@ -162,12 +162,12 @@ def _reply(error: BaseException) -> _Reply:
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
         about, said = response.get("ResponseMetadata") or {}, response.get("Error") or {}
-        found = [about.get("HTTPStatusCode")]
+        statuses = [about.get("HTTPStatusCode")]
         code, headers = str(said.get("Code", "")), about.get("HTTPHeaders")
     else:
-        found, code = [_own_status(error), _own_status(response)], ""
+        statuses, code = [_own_status(error), _own_status(response)], ""
         headers = getattr(error, "headers", None) or getattr(response, "headers", None)
-    good = (n for n in found if isinstance(n, int) and 300 <= n < 600)
+    good = (n for n in statuses if isinstance(n, int) and 300 <= n < 600)
     return _Reply(next(good, 0), code, headers)
 
 
@@ -215,8 +215,8 @@ _renewing = threading.Lock()
 
 
 def current(system: Any) -> Any:
-    process, found = _renewed.get(system, (0, system))
-    return found if process in (0, os.getpid()) else system
+    process, renewed = _renewed.get(system, (0, system))
+    return renewed if process in (0, os.getpid()) else system
 
 
 def renew(system: Any, used: Any) -> bool:
@@ -261,7 +261,7 @@ def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> 
                 assert fetch is not None
                 return await fetch(path, start=part[0], end=part[1])
 
-        parts = (fetch_one(*one) for one in wanted)
+        parts = (fetch_one(*span) for span in wanted)
         return await asyncio.gather(*parts, return_exceptions=True)
 
     return _InLoop(system.loop, fetch_all)
@@ -313,10 +313,10 @@ async def _from_http(system: Any, url: str, part: str, key: str, version: str) -
 
 
 def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
-    found: Any = getattr(getattr(system, method), "__wrapped__", None)
-    if not inspect.iscoroutinefunction(found):
+    function: Any = getattr(getattr(system, method), "__wrapped__", None)
+    if not inspect.iscoroutinefunction(function):
         return None
-    return found if inspect.ismethod(found) else partial(found, system)
+    return function if inspect.ismethod(function) else partial(function, system)
 
 
 class Answer(pool.Future):

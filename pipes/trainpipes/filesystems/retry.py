@@ -110,8 +110,8 @@ class Retry:
         if isinstance(value, Mapping) and value.keys() <= {one.name for one in fields(Retry)}:
             value = Retry(**value)
         checks.require(isinstance(value, Retry), option, "a trainpipes.Retry", value)
-        found: Retry = value
-        return found
+        retry: Retry = value
+        return retry
 
 
 #: How long, unless the user says otherwise.
@@ -155,7 +155,7 @@ class Requests:
 
     def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
         """What a method of a file system returns for paths; ``size`` bytes go to the server."""
-        name = _name(system, ([one for one in paths if isinstance(one, str)] or paths[0])[-1])
+        name = _name(system, ([path for path in paths if isinstance(path, str)] or paths[0])[-1])
         changes = method == "cat_file"
 
         def work(left: float) -> Any:
@@ -170,12 +170,12 @@ class Requests:
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
         def fetch(left: float) -> None:
-            missing = [one for one in ranges if one not in parts]
-            wanted = [(path, one, version, size) for one in missing]
-            found = self._result(request.begin_ranges(system, wanted), left)
+            missing = [span for span in ranges if span not in parts]
+            wanted = [(path, span, version, size) for span in missing]
+            contents = self._result(request.begin_ranges(system, wanted), left)
             activity.count("requests", len(wanted))
             failed: list[Exception] = []
-            for (start, stop), part in zip(missing, found, strict=True):
+            for (start, stop), part in zip(missing, contents, strict=True):
                 if isinstance(part, Exception):
                     failed.append(part)
                 elif len(part) < stop - start:
@@ -192,16 +192,16 @@ class Requests:
         amount = size if whole else sum(stop - start for start, stop in ranges)
         name = _name(system, path)
         _, tries = self._until_done(system, name, fetch, amount, changes=True)
-        return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
+        return [_checked(parts[span], span[1] - span[0], name) for span in ranges], tries
 
     def small_files(self, system: Any, wanted: Sequence[request.Wanted], most: int) -> list[Any]:
         """Whole files, or errors; without retries."""
         limit = try_seconds(self._retry) + sum(size for *_, size in wanted) / SLOWEST
         try:
-            found: list[Any] = self._result(request.begin_ranges(system, wanted, most), limit)
+            contents: list[Any] = self._result(request.begin_ranges(system, wanted, most), limit)
         except TimeoutError as error:
             return [error] * len(wanted)
-        return found
+        return contents
 
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
         """What fewer bytes mean: a file that has become shorter, or a broken connection."""
@@ -330,11 +330,11 @@ def _name(system: Any, path: str) -> str:
     return str(system.unstrip_protocol(path))
 
 
-def _checked(found: Any, asked: int, name: str) -> bytes:
-    if len(found) > asked:
+def _checked(content: Any, asked: int, name: str) -> bytes:
+    if len(content) > asked:
         raise errors.UnreadableError(
-            f"{name}: the server sent {len(found):,} bytes where {asked:,} were asked for: it does not know "
-            "ranges; fetch the file first, for instance by 'simplecache::' before the URL",
+            f"{name}: the server sent {len(content):,} bytes where {asked:,} were asked for: it does not "
+            "know ranges; fetch the file first, for instance by 'simplecache::' before the URL",
             path=name,
         )
-    return bytes(found)
+    return bytes(content)

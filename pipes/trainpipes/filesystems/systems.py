@@ -41,10 +41,10 @@ def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> 
             options = {**options, "client_kwargs": client | (options.get("client_kwargs") or {})}
         elif "::" not in url and url.startswith(("s3://", "s3a://")):
             # botocore does not try again by itself, and has a connection for each part.
-            own: dict[str, Any] = {"retries": {"total_max_attempts": 1}}
-            own["max_pool_connections"] = CONNECTIONS
-            own |= {"read_timeout": retry.timeout} if retry.timeout else {}
-            options = {**options, "config_kwargs": own | (options.get("config_kwargs") or {})}
+            config: dict[str, Any] = {"retries": {"total_max_attempts": 1}}
+            config["max_pool_connections"] = CONNECTIONS
+            config |= {"read_timeout": retry.timeout} if retry.timeout else {}
+            options = {**options, "config_kwargs": config | (options.get("config_kwargs") or {})}
         system, path = fsspec.url_to_fs(url, **options)
         try_once(system)
     except ImportError as error:

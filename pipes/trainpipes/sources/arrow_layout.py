@@ -109,11 +109,11 @@ def read_layout(fetch: Fetch, size: int) -> formats.Layout:
     )
 
 
-def _parsed(parse: Callable[[pa.Buffer], Any], content: bytes, what: str) -> Any:
+def _parsed(parse: Callable[[pa.Buffer], Any], content: bytes, part: str) -> Any:
     try:
         return parse(pa.py_buffer(content))
     except (pa.ArrowException, OSError) as error:
-        raise formats.BadFileError(f"damaged {what}: {formats.one_line(error)}") from error
+        raise formats.BadFileError(f"damaged {part}: {formats.one_line(error)}") from error
 
 
 def _encoded(kind: pa.DataType) -> bool:
@@ -375,8 +375,8 @@ def _count(kind: pa.DataType) -> int:
         return _count(kind.storage_type)
     if not _is_nested(kind):
         return 0 if pa.types.is_null(kind) else 3 if _is_text(kind) else 2
-    own = 2 if _has_ends(kind) else 1
-    return own + sum(_count(kind.field(n).type) for n in range(kind.num_fields))
+    buffers = 2 if _has_ends(kind) else 1
+    return buffers + sum(_count(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _rows(

@@ -53,13 +53,17 @@ class CommonColumns:
     def _find(self) -> Mapping[Any, pa.Schema] | None:
         if all(_is_python(inputs) for inputs, _ in self.parts.values()):
             return None
-        found = {name: self._kind(*part) for name, part in self.parts.items()}
-        kinds = {name: kind for name, kind in found.items() if kind is not None}
+        all_kinds = {name: self._kind(*part) for name, part in self.parts.items()}
+        kinds = {name: kind for name, kind in all_kinds.items() if kind is not None}
         schemas = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
         if not schemas and self._stay(list(kinds.values())):
             return None
         schemas |= {n: self._of_tensors(n, kinds) for n, k in kinds.items() if isinstance(k, tuple)}
-        typed = set() if self._beside else {name for own in schemas.values() for name in own.names}
+        typed = (
+            set()
+            if self._beside
+            else {name for schema in schemas.values() for name in schema.names}
+        )
         for name in [name for name in kinds if name not in schemas]:
             find = partial(self._of_objects, name, typed, kinds)
             schemas[name] = self.parts[name][0].schemas.get(KEY, find)
@@ -95,7 +99,7 @@ class CommonColumns:
 
     def _of_tensors(self, name: Any, kinds: Mapping[Any, Any]) -> pa.Schema:
         if kinds[name][0] is None:
-            other = next(own for own in kinds if own != name)
+            other = next(known for known in kinds if known != name)
             pair = name, said(kinds[name]), other, said(kinds[other])
             raise _unlike(*pair, f"{self.stage.name}()", str(self.stage), self._beside)
         inputs, steps = self.parts[name]
@@ -109,7 +113,7 @@ class CommonColumns:
             inputs, steps = self.parts[name]
             return ColumnTypes(inputs).find(steps, caller, typed=typed)
         except UnfitRows as error:
-            other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
+            other = next((known for known, kind in kinds.items() if kind != OBJECTS), name)
             raise SchemaError(
                 f"{caller}: {_rule(self._beside)} {_named(other)} has {said(kinds[other])}, "
                 f"{_named(name)} Python objects that make no columns: {error.message}; or have all "
@@ -142,15 +146,15 @@ class Alike(RunStage, holds_data=True):
         if isinstance(data, TensorRows):
             data = table_of(block.data, self)
             block = block.with_data(data)
-        own = data.schema
-        if own.equals(schema, check_metadata=True):
+        given_schema = data.schema
+        if given_schema.equals(schema, check_metadata=True):
             return block
-        if difference(schema, own, names_only=True) is not None:
-            raise unlike(schema, own)
+        if difference(schema, given_schema, names_only=True) is not None:
+            raise unlike(schema, given_schema)
         try:
             return block.with_columns(partial(_in_columns, schema))
         except pa.ArrowException as error:
-            becomes, has = difference(schema, own) or ("", "")
+            becomes, has = difference(schema, given_schema) or ("", "")
             raise self._refusal(
                 f"{_named(self.part)} has {has}, which becomes {becomes}, as the other sources ask for, and "
                 f"a value does not fit: {error}; convert them by map_batches()",
@@ -182,11 +186,11 @@ def united(
     """The columns that hold the values of all; only ``shaped`` refuses arrays of several shapes."""
     (first, schema), *others = schemas.items()
     fields = {field.name: (field, first) for field in schema}
-    for name, own in others:
-        odd = difference(schema, own, names_only=True)
+    for name, schema_beside in others:
+        odd = difference(schema, schema_beside, names_only=True)
         if odd is not None:
             raise _unlike(name, odd[1], first, odd[0], caller, stage)
-        for field in own:
+        for field in schema_beside:
             known, whose = fields[field.name]
             try:
                 fields[field.name] = _wider(known, field, shaped), whose
@@ -196,11 +200,11 @@ def united(
     return pa.schema([field for field, _ in fields.values()])
 
 
-def _wider(one: pa.Field, other: pa.Field, shaped: bool) -> pa.Field:
-    shapes = {fixed_shape(field.type) for field in (one, other)} - {None}
+def _wider(first: pa.Field, second: pa.Field, shaped: bool) -> pa.Field:
+    shapes = {fixed_shape(field.type) for field in (first, second)} - {None}
     if shaped and len(shapes) > 1:
         raise NoColumn
-    return pa.field(one.name, unite(one.type, other.type), one.nullable or other.nullable)
+    return pa.field(first.name, unite(first.type, second.type), first.nullable or second.nullable)
 
 
 def columns_of(data: Payload) -> Any:
@@ -215,9 +219,15 @@ def columns_of(data: Payload) -> Any:
 def difference(wanted: pa.Schema, found: Any, names_only: bool = False) -> tuple[str, str] | None:
     """How two schemas differ, beyond the order (and, with ``names_only``, types); else None."""
     for name in [*wanted.names, *found.names]:
-        one, other = (s.field(name).type if name in s.names else None for s in (wanted, found))
-        if one is None or other is None or not (names_only or one.equals(other)):
-            return _typed(name, one), _typed(name, other)
+        wanted_type, found_type = (
+            s.field(name).type if name in s.names else None for s in (wanted, found)
+        )
+        if (
+            wanted_type is None
+            or found_type is None
+            or not (names_only or wanted_type.equals(found_type))
+        ):
+            return _typed(name, wanted_type), _typed(name, found_type)
     return None
 
 

@@ -101,7 +101,7 @@ def _members(
     read: Read, make: Callable[[], Any], entry: Entry, entries: list[Entry]
 ) -> Iterator[bytes]:
     """Members by Python's library; zeros between them are padding."""
-    taken, made = entry  # bytes read of the file, and given
+    taken, written = entry  # bytes read of the file, and given
     data = b""
     while True:
         while not (data := data.lstrip(b"\0")):
@@ -109,7 +109,7 @@ def _members(
             taken += len(data)
             if not data:
                 return
-        entries.append((taken - len(data), made))
+        entries.append((taken - len(data), written))
         member = make()
         while not member.eof:
             if member.needs_input and not data:
@@ -117,12 +117,12 @@ def _members(
                 taken += len(data)
                 if not data:
                     raise BadFileError("cut off: it ends within its compressed bytes")
-            given, data = (data, b"") if member.needs_input else (b"", data)
+            fed, data = (data, b"") if member.needs_input else (b"", data)
             try:
-                content: bytes = member.decompress(given, OUTPUT_BYTES)
+                content: bytes = member.decompress(fed, OUTPUT_BYTES)
             except (zlib.error, OSError, lzma.LZMAError, EOFError) as error:
                 raise BadFileError(f"damaged: {error}") from error
-            made += len(content)
+            written += len(content)
             if content:
                 yield content
         data = member.unused_data
@@ -143,15 +143,15 @@ def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
         raise MissingExtraError(
             "this build of pyarrow cannot read zstd: pip install --force-reinstall pyarrow"
         )
-    source, made = Forward(lambda: read(INPUT_BYTES), entry[0]), entry[1]
+    source, written = Forward(lambda: read(INPUT_BYTES), entry[0]), entry[1]
     while head := source.take(4):
         if head == MAGIC["zstd"]:
-            entries.append((source.at - 4, made))
+            entries.append((source.at - 4, written))
             frame = Forward(partial(next, _frame(source), b""))
             opened = pa.CompressedInputStream(pa.PythonFile(frame, mode="r"), "zstd")
             try:
                 while content := opened.read(OUTPUT_BYTES):
-                    made += len(content)
+                    written += len(content)
                     yield content
             except OSError as error:
                 raise BadFileError(f"damaged: {error}") from error

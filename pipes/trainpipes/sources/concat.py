@@ -146,7 +146,7 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     for stage in [*opener_of(stages)._above(), *stages[reader + 1 :]]:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
-            own = stage.name == opener_of(stages).name
+            by_opener = stage.name == opener_of(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             if isinstance(stage, kinds.ShuffleStage) and caller == "concat":
                 way += (
@@ -155,7 +155,7 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
                 )
             raise ConfigError(
                 f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
-                f"epoch: {'leave that option out, or write the rows to files first' if own else way}"
+                f"epoch: {'leave that option out, or write the rows to files first' if by_opener else way}"
             )
 
 
@@ -363,8 +363,8 @@ class WindowRows(RowSource):
         edges = self.rows.edges
         high = int(np.searchsorted(edges, last + self.stage.length))
         keys = [self.rows.block_key(number) for number in range(block, high)]
-        own = self._starts_of(np.arange(first, stop, dtype=np.int64)) - int(edges[block])
-        where = short_digest(np.ascontiguousarray(own, "<i8").tobytes())
+        starts = self._starts_of(np.arange(first, stop, dtype=np.int64)) - int(edges[block])
+        where = short_digest(np.ascontiguousarray(starts, "<i8").tobytes())
         return None if None in keys else [keys, where, self.stage.length, self.stage.names]
 
     def place(self, block: int, row: int) -> Place:

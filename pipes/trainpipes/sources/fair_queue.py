@@ -89,9 +89,9 @@ class RowOrder:
 
     def take(self, left: Ints, rows: int) -> IntArray:
         """The next ones, up to the last row that a source has ``left``."""
-        kept = self._period <= LONGEST_KEPT
+        is_kept = self._period <= LONGEST_KEPT
         if not self._repeats:
-            stop = min(self._at + rows, self._period) if kept else self._at + rows
+            stop = min(self._at + rows, self._period) if is_kept else self._at + rows
             lacking = max(0, stop - len(self._known))
             more, self._now = _rows(self._weights, self._now, self._phases, lacking)
             self._known = np.append(self._known, np.array(more, dtype=np.int64))
@@ -104,7 +104,7 @@ class RowOrder:
             if len(taken) >= ready and self._weights[source]:
                 sources = sources[: taken[ready - 1] + 1]
         self._at += len(sources)
-        if not self._repeats and (not kept or self._at == self._period):
+        if not self._repeats and (not is_kept or self._at == self._period):
             self._known, self._at, self._start = self._known[self._at :], 0, self._now
         return sources
 
@@ -142,10 +142,10 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
                     chosen, tight = first, missed
         order.append(chosen)
         weight = weights[chosen]
-        given = now[chosen] = now[chosen] + total
-        release[chosen] = given // weight
-        deadline[chosen] = -((-given - total) // weight)
-        place[chosen] = ((given + total) * PLACES - phases[chosen] * total) // weight
+        credits = now[chosen] = now[chosen] + total
+        release[chosen] = credits // weight
+        deadline[chosen] = -((-credits - total) // weight)
+        place[chosen] = ((credits + total) * PLACES - phases[chosen] * total) // weight
     return order, tuple(a - w * rows for a, w in zip(now, weights, strict=True))
 
 
@@ -161,16 +161,16 @@ def _tight(
     later: list[int] = []
     for i, due in enumerate(deadline):
         if due < late:
-            weight, given = weights[i], now[i] + total
+            weight, credit = weights[i], now[i] + total
             if due <= soonest:
                 owed = (weight * soonest - now[i]) // total
                 spare -= owed
-                given += owed * total
-                due = -(-given // weight)
+                credit += owed * total
+                due = -(-credit // weight)
             while due < late:
                 later.append(due)
-                given += total
-                due = -(-given // weight)
+                credit += total
+                due = -(-credit // weight)
     if soonest + spare < 1:
         return soonest
     later.sort()
@@ -208,14 +208,14 @@ def by_tokens(
         elif chosen < 0:
             chosen = min(sources, key=deadline.__getitem__)
         order.append(chosen)
-        own = lengths[chosen]
+        chosen_lengths = lengths[chosen]
         k = used[chosen]
-        t += own[k]
-        given = now[chosen] = now[chosen] + total * own[k]
+        t += chosen_lengths[k]
+        credits = now[chosen] = now[chosen] + total * chosen_lengths[k]
         k = used[chosen] = k + 1
-        if k == len(own) or (tokens is not None and t >= tokens):
+        if k == len(chosen_lengths) or (tokens is not None and t >= tokens):
             break
         weight = weights[chosen]
-        release[chosen] = given // weight - own[k] + 1
-        deadline[chosen] = -((-given - total * own[k]) // weight)
+        release[chosen] = credits // weight - chosen_lengths[k] + 1
+        deadline[chosen] = -((-credits - total * chosen_lengths[k]) // weight)
     return np.array(order, dtype=np.int64)

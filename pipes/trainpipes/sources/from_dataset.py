@@ -268,10 +268,10 @@ class FromDataset(Source, gives="objects", holds_data=True):
         self._require(good, "dataset", "an object with __len__ and __getitem__", way)
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
-        for given in (sampler, batch_sampler):
-            if isinstance(given, RowSampler | BatchSampler):
+        for order in (sampler, batch_sampler):
+            if isinstance(order, RowSampler | BatchSampler):
                 raise ConfigError(
-                    f"{type(given).__name__} is of rows by number: write "
+                    f"{type(order).__name__} is of rows by number: write "
                     "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
                 )
         sized = self.keys is not None or isinstance(dataset, Sized)

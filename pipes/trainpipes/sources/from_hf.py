@@ -209,8 +209,8 @@ class HFStream(RowStream):
         return facts
 
     def describe(self) -> list[tuple[str, str]]:
-        own = "goes on from its own state"
-        how = own if self.seekable else "reads and drops the rows already used"
+        by_state = "goes on from its own state"
+        how = by_state if self.seekable else "reads and drops the rows already used"
         return [("rows", f"an IterableDataset: number of rows unknown; a resume {how}")]
 
 

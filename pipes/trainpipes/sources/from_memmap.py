@@ -108,15 +108,15 @@ class MemmapDataset(Dataset[Any]):
     def files(self) -> list[mapped_rows.MappedRows]:
         """What is mapped; a copy that was pickled maps it when it is read."""
         if not self._files:
-            found = self._open()
-            for file, known in zip_longest(found, self._known):
+            files = self._open()
+            for file, known in zip_longest(files, self._known):
                 if file is None or file.identity != known:
                     path = self._found[0] if file is None else file.path
                     raise errors.DataChangedError(
                         f"{path} was written anew, or has grown, since it was opened: open it again",
                         path=path,
                     )
-            self._files = found
+            self._files = files
         return self._files
 
     @property
@@ -153,23 +153,23 @@ class MemmapDataset(Dataset[Any]):
         if len(bad := index[(index < -rows) | (index >= rows)]):
             raise IndexError(f"row {bad[0]} of {rows:,}")
         index = np.where(index < 0, index + rows, index)
-        found = [self.column_at(number, index) for number in self.chosen]
+        columns = [self.column_at(number, index) for number in self.chosen]
         return [
-            _tensors(each, about.dtype) for each, about in zip(found, self.columns, strict=True)
+            _tensors(each, about.dtype) for each, about in zip(columns, self.columns, strict=True)
         ]
 
     def column_at(self, number: int, index: IntArray) -> Array | Ragged:
         """The rows at ``index`` of a column as it is stored, copied."""
         parts, back = parts_of(self.firsts, index) if len(index) else ([(0, index)], None)
-        found: list[Any] = [self.files[n].columns[number].take(rows) for n, rows in parts]
+        pieces: list[Any] = [self.files[n].columns[number].take(rows) for n, rows in parts]
         if back is None:
-            only: Array | Ragged = found[0]
+            only: Array | Ragged = pieces[0]
             return only
-        if not isinstance(found[0], Ragged):
-            values: Array = np.concatenate(found)[back]
+        if not isinstance(pieces[0], Ragged):
+            values: Array = np.concatenate(pieces)[back]
             return values
-        lengths = np.concatenate([part.lengths for part in found])
-        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in found])
+        lengths = np.concatenate([part.lengths for part in pieces])
+        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in pieces])
         return Ragged(mapped_rows.values_at(values, starts[back], lengths[back]), lengths[back])
 
     def verify(self) -> None:
@@ -191,17 +191,19 @@ class MemmapDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         asked = self.options["path"]
-        what = asked if isinstance(asked, str) else f"{len(self.paths)} files"
-        return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
+        paths = asked if isinstance(asked, str) else f"{len(self.paths)} files"
+        return (
+            f"MemmapDataset({paths!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
+        )
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
     """Maps or bare files, and their folder."""
-    one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-    if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
-        return [one], os.path.dirname(one)
+    absolute = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    if absolute and os.path.isfile(absolute if bare else os.path.join(absolute, MANIFEST)):
+        return [absolute], os.path.dirname(absolute)
     # As a pattern, so that the folder may hold memory maps that are not finished, which are named below.
-    inside = f"{escape(one)}/**" if one and not bare and os.path.isdir(one) else path
+    inside = f"{escape(absolute)}/**" if absolute and not bare and os.path.isdir(absolute) else path
     listed = ListFiles(urls=inside, suffix="").files()
     names = listed.names
     for number, name in enumerate(names):
@@ -217,7 +219,7 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
                 raise mapped_rows.no_memmap(name)
         names = list(folders)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
-    return names, one if os.path.isdir(one) else within
+    return names, absolute if os.path.isdir(absolute) else within
 
 
 def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any)
         require(dtype in BARE_DTYPES, "read_memmap(dtype)", known, dtype)
         whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
     several = isinstance(path, list | tuple)
-    good = all(isinstance(one, str | os.PathLike) for one in (path if several else [path]))
+    good = all(isinstance(part, str | os.PathLike) for part in (path if several else [path]))
     require(good, "read_memmap(path)", "a path, or a list of paths", path)
     path = list(map(os.fspath, path)) if several else os.fspath(path)
     options = {"path": path, "columns": columns, "dtype": dtype, "length": length}
@@ -354,10 +356,10 @@ class MemmapSource(RandomAccessSource):
         if any(column.ragged for column in dataset.columns):
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
-        own: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
-        if own[0].dtype != dataset.columns[0].dtype:
-            return NarrowRows(own, names)
-        tensors = tuple(map(torch.from_numpy, own))
+        writable: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
+        if writable[0].dtype != dataset.columns[0].dtype:
+            return NarrowRows(writable, names)
+        tensors = tuple(map(torch.from_numpy, writable))
         return TensorRows(tensors, None if dataset.layout == "tuple" else names)
 
     def _arrow(self, column: Array | Ragged) -> Any:

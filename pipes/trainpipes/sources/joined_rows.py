@@ -68,13 +68,13 @@ class Part:
 
     def read(self, reader: Reader, block: int, start: int, stop: int) -> Payload:
         """Rows of a block after the pipeline's stages."""
-        begin, own = int(self._begins[block]), int(self._starts[block])
+        begin, first = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
-        return self._finished(data, np.arange(own + start, own + stop, dtype=np.int64))
+        return self._finished(data, np.arange(first + start, first + stop, dtype=np.int64))
 
     def take(self, taker: Taker, index: IntArray) -> Payload:
-        own = index + self.skipped
-        return self._finished(taker.take(own), own)
+        numbers = index + self.skipped
+        return self._finished(taker.take(numbers), numbers)
 
     def _finished(self, data: Payload, rows: IntArray) -> Payload:
         try:
@@ -134,8 +134,8 @@ class Lane:
             low, high = max(start, begin) - begin, min(stop, end) - begin
             if low < high or start == stop:
                 number = int(np.searchsorted(self._blocks, block, side="right")) - 1
-                own = block - int(self._blocks[number])
-                stretches.append((self.parts[number], own, low, max(low, high)))
+                inner = block - int(self._blocks[number])
+                stretches.append((self.parts[number], inner, low, max(low, high)))
         return stretches
 
     def split(self, index: IntArray) -> tuple[list[tuple[Part, IntArray]], IntArray | None]:
@@ -183,9 +183,10 @@ class JoinedRows(RowSource):
             self._names: list[str] = []
             files = []
             for part in self.parts:
-                own = part.source.file_of_block
+                file_of_block = part.source.file_of_block
                 files.append(
-                    (np.zeros_like(part.lengths) if own is None else own) + len(self._names)
+                    (np.zeros_like(part.lengths) if file_of_block is None else file_of_block)
+                    + len(self._names)
                 )
                 self._names += [f"{part.number}/{name}" for name in file_names(part.inputs)]
             self.file_of_block = np.concatenate(files)
@@ -203,14 +204,14 @@ class JoinedRows(RowSource):
         return self._names
 
     def place(self, block: int, row: int) -> Place:
-        inputs, own = self.lanes[0].inputs_of(int(self.edges[block]) + row)
-        return inputs.place_of(own)
+        inputs, row_below = self.lanes[0].inputs_of(int(self.edges[block]) + row)
+        return inputs.place_of(row_below)
 
     def places(self, block: int, row: int) -> list[Place]:
         places = []
         for number, lane in enumerate(self.lanes):
-            inputs, own = lane.inputs_of(int(self.edges[block]) + row)
-            for place in inputs.places_of(own):
+            inputs, row_below = lane.inputs_of(int(self.edges[block]) + row)
+            for place in inputs.places_of(row_below):
                 source = f"{number}" + (f"/{place.source}" if place.source else "")
                 places.append(replace(place, source=source) if self.stage.beside else place)
         return places
@@ -218,7 +219,7 @@ class JoinedRows(RowSource):
     def block_key(self, block: int) -> Any:
         start, stop = self.edges[block : block + 2].tolist()
         cuts = [cut for lane in self.lanes for cut in lane.cut(start, stop)]
-        keys = [[part.block_key(own), low, high] for part, own, low, high in cuts]
+        keys = [[part.block_key(inner), low, high] for part, inner, low, high in cuts]
         return None if any(key is None for key, _, _ in keys) else keys
 
     def describe(self) -> list[tuple[str, str]]:
@@ -245,7 +246,9 @@ class JoinedRows(RowSource):
             if 0 < len(names) < len(columns):
                 raise self._unlike("tensors with names beside tensors without")
             self._check_names(names)
-            return TensorRows(tensors, tuple(n for own in names for n in own) if names else None)
+            return TensorRows(
+                tensors, tuple(n for part_names in names for n in part_names) if names else None
+            )
         if all(isinstance(payload, list) for payload in columns):
             return [self._row(row) for row in zip(*columns, strict=True)]
         raise self._unlike("rows of different kinds")
@@ -289,8 +292,8 @@ class JoinedRows(RowSource):
 
     def _check_names(self, names: Sequence[Sequence[str]]) -> None:
         owner: dict[str, int] = {}
-        for number, own in enumerate(names):
-            for name in own:
+        for number, part_names in enumerate(names):
+            for name in part_names:
                 if owner.setdefault(name, number) != number:
                     raise ConfigError(
                         f"zip(...): sources {owner[name]} and {number} both have a column {name!r}: give it "
@@ -363,8 +366,8 @@ class _JoinedReader:
         first, columns = int(self._source.edges[block]), []
         for lane in self._source.lanes:
             rows = [
-                part.read(self._reader(part), own, low, high)
-                for part, own, low, high in lane.cut(first + start, first + stop)
+                part.read(self._reader(part), inner, low, high)
+                for part, inner, low, high in lane.cut(first + start, first + stop)
             ]
             columns.append(rows[0] if len(rows) == 1 else join_payloads(rows))
         return self._source.joined(columns)
@@ -379,8 +382,8 @@ class _JoinedReader:
             for lane in self._source.lanes:
                 cuts = lane.cut(start, stop)
                 if len(cuts) <= FEW_BLOCKS or block not in (blocks[0], blocks[-1]):
-                    for part, own, _, _ in cuts:
-                        wanted.setdefault(part, {}).setdefault(own, turn)
+                    for part, inner, _, _ in cuts:
+                        wanted.setdefault(part, {}).setdefault(inner, turn)
         for part, numbers in wanted.items():
             reader = self._reader(part)
             if isinstance(reader, LooksAhead):

@@ -84,13 +84,13 @@ class Header:
 
 def file_endings(names: Sequence[str]) -> list[str]:
     """Endings of columns' file names, distinct also where case does not matter."""
-    found: list[str] = []
+    stems: list[str] = []
     for name in names:
         stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80] or "_"
-        while stem.lower() in map(str.lower, found):
+        while stem.lower() in map(str.lower, stems):
             stem += "_"
-        found.append(stem)
-    return [f".{stem}.npy" for stem in found]
+        stems.append(stem)
+    return [f".{stem}.npy" for stem in stems]
 
 
 def offsets_ending(ending: str) -> str:
@@ -114,7 +114,7 @@ def is_memmap(folder: str) -> bool:
 
 def read_headers(folder: str) -> dict[str, Header]:
     """The headers of all parts by path."""
-    found: dict[str, Header] = {}
+    headers: dict[str, Header] = {}
     manifest = path = os.path.join(folder, MANIFEST)
     try:
         about = json.loads(_content(path))
@@ -129,16 +129,16 @@ def read_headers(folder: str) -> dict[str, Header]:
                 raise ValueError("its checksum differs")
             header = json.loads(text)
             columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in header["columns"])
-            found[path] = Header(header["rows"], header["layout"], columns)
+            headers[path] = Header(header["rows"], header["layout"], columns)
             path = manifest
     except FileNotFoundError as error:
         if path != manifest:
             raise damaged(path, "it is missing") from error
-        what = f"it has no {MANIFEST}, which write_memmap() writes last"
-        raise damaged(folder, f"{what}") from error
+        why = f"it has no {MANIFEST}, which write_memmap() writes last"
+        raise damaged(folder, f"{why}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise damaged(path, f"it cannot be understood: {error!r:.200}") from error
-    return found
+    return headers
 
 
 def _content(path: str) -> bytes:
@@ -147,9 +147,9 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-def damaged(path: str, what: str) -> UnreadableError:
+def damaged(path: str, why: str) -> UnreadableError:
     return UnreadableError(
-        f"{path} cannot be read as a memory map: {what}. Write it again, or copy its whole folder again",
+        f"{path} cannot be read as a memory map: {why}. Write it again, or copy its whole folder again",
         path=path,
     )
 
@@ -242,8 +242,8 @@ class MappedRows:
 
 def values_at(values: Array, starts: IntArray, lengths: IntArray) -> Array:
     if int(lengths.sum()) <= 64 * len(lengths):
-        found: Array = values[stretches(starts, lengths)]
-        return found
+        gathered: Array = values[stretches(starts, lengths)]
+        return gathered
     # A copy of a long range is cheaper than an index for each value.
     ends = (starts + lengths).tolist()
     return np.concatenate([values[a:b] for a, b in zip(starts.tolist(), ends, strict=True)])
@@ -296,7 +296,7 @@ def open_folder(path: str) -> list[MappedRows]:
 
 
 def _opened(name: str, part: str, header: Header) -> MappedRows:
-    found, rows, nbytes, sizes = [], header.rows, 0, {}
+    mapped_columns, rows, nbytes, sizes = [], header.rows, 0, {}
     stem, endings = part.removesuffix(HEADER), file_endings([c.name for c in header.columns])
     for c, ending in zip(header.columns, endings, strict=True):
         file = f"{stem}{ending}"
@@ -307,9 +307,11 @@ def _opened(name: str, part: str, header: Header) -> MappedRows:
             offsets = _npy(file, "int64", (rows + 1,))
             _check_offsets(file, offsets, c.values)
             nbytes, sizes[file] = nbytes + 8 * rows, os.stat(file).st_size
-        found.append(MappedColumn(c, values, offsets))
+        mapped_columns.append(MappedColumn(c, values, offsets))
     identity = [[str(c), c.values, c.crc32, c.offsets_crc32] for c in header.columns]
-    return MappedRows(name, rows, header.layout, found, nbytes / max(1, rows), identity, sizes)
+    return MappedRows(
+        name, rows, header.layout, mapped_columns, nbytes / max(1, rows), identity, sizes
+    )
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
@@ -333,8 +335,8 @@ def _npy(path: str, dtype: str, shape: tuple[int, ...]) -> Array:
                 )
             size = os.fstat(file.fileno()).st_size
             if size != (whole := len(must) + np.dtype(dtype).itemsize * math.prod(shape)):
-                what = "has grown" if size > whole else "was cut short"
-                raise damaged(path, f"it {what}: it has {size:,} bytes of {whole:,}")
+                change = "has grown" if size > whole else "was cut short"
+                raise damaged(path, f"it {change}: it has {size:,} bytes of {whole:,}")
             # A plain array: rows of np.memmap cost more than twice as much.
             return np.ndarray(shape, dtype, mapped(file), len(must))
     except (FileNotFoundError, IsADirectoryError) as error:

@@ -261,8 +261,8 @@ class Mix(MixingSource):
                 path = name if self._inputs is None else self._inputs.name_of(name)
                 plans[name] = plan = Plan.of(stages, sources[name], name=path)
                 if 0 in (plan.inputs.epoch_rows, rows_of(plan)):
-                    what = " > ".join(map(str, plan.chain.stages))
-                    raise errors.DataError(f"{what} gives no rows: leave it out of the mix")
+                    chain_text = " > ".join(map(str, plan.chain.stages))
+                    raise errors.DataError(f"{chain_text} gives no rows: leave it out of the mix")
         return Mixture(self, plans)
 
     def parts(self, mixed: MixedInputs, shard: kinds.ShardStage | None) -> dict[str, Inputs]:
@@ -319,8 +319,8 @@ class Mix(MixingSource):
 
     def reweighed(self, weights: Mapping[str, Any]) -> Mix:
         """This mix with other weights; texts are fractions."""
-        found = {name: Fraction(w) if isinstance(w, str) else w for name, w in weights.items()}
-        return self._replaced(weights=found)
+        exact = {name: Fraction(w) if isinstance(w, str) else w for name, w in weights.items()}
+        return self._replaced(weights=exact)
 
     def steps(self, sizes: Mapping[str, int | None]) -> tuple[list[int], list[tuple[int, ...]]]:
         """Where steps begin, and the whole weights of each, in the order of the names."""
@@ -341,9 +341,9 @@ class Mix(MixingSource):
         unknown = [name for name in sizes if name not in counted]
         if self.weight_by == "tokens" or unknown:
             unit = self.gives.unit
-            what = f"{unit} {unknown[0]!r} has" if unknown else "tokens the sources have"
+            lacking = f"{unit} {unknown[0]!r} has" if unknown else "tokens the sources have"
             raise errors.ConfigError(
-                f"mix() without weights takes the sources' numbers of {unit}, and how many {what} is "
+                f"mix() without weights takes the sources' numbers of {unit}, and how many {lacking} is "
                 f"not known in advance: give weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
             )
         return by_size(counted, self.temperature)

@@ -121,8 +121,8 @@ class SourceRows:
         stage, row = getattr(error, "_trainpipes", (None, None))
         said = f"in source {self._name!r} of a mix"
         if row is not None:
-            own = self._mixture.ids.of(self._name, np.array([row], dtype=np.int64))
-            error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
+            row_id = self._mixture.ids.of(self._name, np.array([row], dtype=np.int64))
+            error._trainpipes = stage, int(row_id[0])  # type: ignore[attr-defined]
         elif isinstance(error, TrainpipesError):
             error.source = error.source or self._name
             error.message = f"{error.message} ({said})"
@@ -184,8 +184,10 @@ class Stretch:
 
 
 def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int]) -> tuple[int, ...]:
-    total, given = sum(weights), sum(units)
-    return tuple(a + total * u - w * given for a, w, u in zip(ahead, weights, units, strict=True))
+    total, units_given = sum(weights), sum(units)
+    return tuple(
+        a + total * u - w * units_given for a, w, u in zip(ahead, weights, units, strict=True)
+    )
 
 
 def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int]:
@@ -302,9 +304,9 @@ class MixRuns(Iterator[Run]):
             until = later[0] - self._tokens if later else None
             order = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
             lengths = np.empty(len(order), dtype=np.int64)
-            for i, own in enumerate(ready):
+            for i, source_lengths in enumerate(ready):
                 places = np.flatnonzero(order == i)
-                lengths[places] = own[: len(places)]
+                lengths[places] = source_lengths[: len(places)]
         if ending:
             count = self._until_complete(order, lengths, weights, ending)
             order, lengths = order[:count], None if lengths is None else lengths[:count]
@@ -364,8 +366,8 @@ class MixRuns(Iterator[Run]):
         """
         mixture, parts = self._mixture, self._parts
         while True:
-            own = self._steps[self._step()]
-            active = [i for i, w in enumerate(own) if w and not parts[i].gone]
+            step_weights = self._steps[self._step()]
+            active = [i for i, w in enumerate(step_weights) if w and not parts[i].gone]
             for i in active:
                 if not parts[i].left:
                     parts[i].fill()
@@ -376,7 +378,7 @@ class MixRuns(Iterator[Run]):
                 ending = [i for i in active if parts[i].passes >= (mixture.max_epochs[i] or 1)]
             else:
                 if mixture.mix.stop == "all_exhausted" and self._all_exhausted():
-                    owed = {i: self._owed(i, own) for i in active if parts[i].begins_again}
+                    owed = {i: self._owed(i, step_weights) for i in active if parts[i].begins_again}
                     if not owed:
                         return None, ()
                     ending = [i for i in owed if owed[i] == max(owed.values())]
@@ -391,10 +393,10 @@ class MixRuns(Iterator[Run]):
                 return None, ()
             if mixture.mix.stop == "all_exhausted" and any(mixture.may_be_endless):
                 self._warn_of_endless(active)
-            if len(active) == sum(w > 0 for w in own):
-                return own, ending
-            weights = [w if i in active else 0 for i, w in enumerate(own)]
-            return fair_queue.whole_weights(weights, sum(own)), ending
+            if len(active) == sum(w > 0 for w in step_weights):
+                return step_weights, ending
+            weights = [w if i in active else 0 for i, w in enumerate(step_weights)]
+            return fair_queue.whole_weights(weights, sum(step_weights)), ending
 
     def _let_go(self, active: Sequence[int]) -> bool:
         """Whether sources have reached their ``max_epochs``, and leave."""

@@ -204,8 +204,8 @@ class Mixture(WindowedMixture):
         return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, row: int) -> tuple[Path, int]:
-        ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
-        return path, int(own)
+        ((path, _, (row_below,)),) = self.ids.split(np.array([row], dtype=np.int64))
+        return path, int(row_below)
 
 
 class _Named(RunStage, holds_data=True):
@@ -312,8 +312,8 @@ class MixedIds:
         if below is None:
             return rows | (self._tags[name,] << SOURCE_BIT)
         tagged = np.empty_like(rows)
-        for path, places, own in below.split(rows):
-            tagged[places] = own | (self._tags[name, *path] << SOURCE_BIT)
+        for path, places, ids_below in below.split(rows):
+            tagged[places] = ids_below | (self._tags[name, *path] << SOURCE_BIT)
         return tagged
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:

@@ -127,7 +127,7 @@ def bounds_of(
     if not leaves or len(every) != metadata.num_columns:
         return of_groups
     probe = Probe.of(metadata, data)
-    for number, own in enumerate(of_groups):
+    for number, of_group in enumerate(of_groups):
         group = metadata.row_group(number)
         # Of a column that cannot be read nothing may be asked; it is found when it is read.
         if group.num_rows and probe.passes(number, list(leaves)):
@@ -135,22 +135,22 @@ def bounds_of(
                 column, kind = metadata.schema.column(leaf), every[leaf][1]
                 bounds = _bounds(group.column(leaf), column, kind, group.num_rows)
                 if bounds is not None:
-                    own[path] = bounds
+                    of_group[path] = bounds
     return of_groups
 
 
 def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[Any]:
     """The path and type of each Parquet column; no path within lists and maps."""
     for field in fields:
-        kind, own = formats.plain(field).type, (*path, field.name)
+        kind, leaf = formats.plain(field).type, (*path, field.name)
         if pa.types.is_struct(kind):
-            yield from _leaves([kind.field(n) for n in range(kind.num_fields)], own)
+            yield from _leaves([kind.field(n) for n in range(kind.num_fields)], leaf)
         elif kind.num_fields:
             yield from (
                 ((), inner) for _, inner in _leaves(kind.field(n) for n in range(kind.num_fields))
             )
         else:
-            yield own, kind
+            yield leaf, kind
 
 
 def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | None:
@@ -205,21 +205,21 @@ def _cases(
 ) -> list[Facts]:
     """The cases of which one holds for each row of a row group."""
     cases = [known]
-    for path, own in bounds.items():
+    for path, bound in bounds.items():
         kind = types.get(path)
         if kind is None or (is_text(kind) and not text):
             continue
         field, either = pc.field(*path), []
-        if own.least is not None:
+        if bound.least is not None:
             try:
-                least, most = own.least.cast(kind), own.most.cast(kind)
+                least, most = bound.least.cast(kind), bound.most.cast(kind)
             except (pa.ArrowException, ValueError, TypeError):
                 continue
             alike = least.equals(most) and not (is_text(kind) or pa.types.is_floating(kind))
             either.append(field == least if alike else (field >= least) & (field <= most))
             if pa.types.is_floating(kind):
                 either.append(field == pa.scalar(float("nan"), kind))
-        if own.nulls:
+        if bound.nulls:
             either.append(field.is_null())
         if len(cases) * len(either) <= MOST_CASES:
             cases = [[*case, fact] for case, fact in product(cases, either)]
@@ -249,8 +249,8 @@ def may_hold(
         filesystem=fs.LocalFileSystem(),  # in which nothing is opened
         partitions=[reduce(and_, facts) if facts else pc.scalar(True) for facts in cases],
     )
-    kept = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
-    return np.array(sorted(kept), dtype=np.int64)
+    files = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
+    return np.array(sorted(files), dtype=np.int64)
 
 
 def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | None:
@@ -297,32 +297,32 @@ def wanted_files(
         return everything
     said = text_of(filter)
     named = folders.select([name for name in folders.column_names if name in said])
-    kept = may_hold_in_folders(filter, named) if named.num_columns else None
+    wanted = may_hold_in_folders(filter, named) if named.num_columns else None
     try:
-        first = int(kept[0]) if kept is not None and len(kept) else 0
+        first = int(wanted[0]) if wanted is not None and len(wanted) else 0
         footer = parse_footer(read_footer(open_bytes(files, first))[0])
-        own = [formats.plain(field) for field in footer.schema.to_arrow_schema()]
+        file_fields = [formats.plain(field) for field in footer.schema.to_arrow_schema()]
     except (OSError, pa.ArrowException, formats.BadFileError, TypeError, ValueError):
         return everything  # the file is named when all footers are read
-    own_names = [field.name for field in own]
-    beside = [field for field in folders.schema if field.name not in own_names]
-    schema = pa.schema([*own, *beside])
+    file_names = [field.name for field in file_fields]
+    beside = [field for field in folders.schema if field.name not in file_names]
+    schema = pa.schema([*file_fields, *beside])
     needed = needed_columns(filter, schema, caller)
-    if kept is None or not {*named.column_names}.isdisjoint(own_names):
+    if wanted is None or not {*named.column_names}.isdisjoint(file_names):
         named = named.select([field.name for field in beside if field.name in named.column_names])
-        kept = np.arange(len(files))
+        wanted = np.arange(len(files))
         if named.num_columns:
             check_fits(filter, schema, caller)
-            kept = may_hold(filter, schema, facts_of(named))
+            wanted = may_hold(filter, schema, facts_of(named))
     if chosen is not None:
         chosen += [name for name in needed if name not in formats.inner_paths(chosen, schema.names)]
     elif not hive:
         folders = folders.select([name for name in folders.column_names if name in needed])
     by_folders = {*needed} <= {field.name for field in beside}
-    left_out = len(files) - max(1, len(kept))
-    kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-    files = files.pick(kept) if left_out else files
-    folders = folders.take(to_arrow(kept))
+    left_out = len(files) - max(1, len(wanted))
+    wanted = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
+    files = files.pick(wanted) if left_out else files
+    folders = folders.take(to_arrow(wanted))
     return WantedFiles(files, chosen, folders, left_out, not by_folders, by_folders)
 
 
@@ -330,8 +330,8 @@ def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
     """A row for each file: its folders' values, int64 if all are integers, else text."""
     first = _pairs(names[0]) if names else {}
     pairs = [_pairs(name) for name in names] if first or needed else []
-    for name, own in zip(names, pairs, strict=False):
-        if odd := first.keys() ^ own.keys():
+    for name, values in zip(names, pairs, strict=False):
+        if odd := first.keys() ^ values.keys():
             if not needed:
                 return pa.table({})
             key = min(odd)
@@ -349,7 +349,7 @@ def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
             path=names[0],
             stage=caller,
         )
-    return pa.table({key: _column([own[key] for own in pairs]) for key in first})
+    return pa.table({key: _column([values[key] for values in pairs]) for key in first})
 
 
 def _pairs(name: str) -> dict[str, str | None]:
@@ -362,8 +362,8 @@ def _pairs(name: str) -> dict[str, str | None]:
 
 
 def _column(texts: list[str | None]) -> pa.Array:
-    given = [text for text in texts if text is not None]
-    if given and all(INTEGER.fullmatch(text) for text in given):
+    written = [text for text in texts if text is not None]
+    if written and all(INTEGER.fullmatch(text) for text in written):
         numbers = [None if text is None else int(text) for text in texts]
         return python_to_arrow(numbers, pa.int64())
     return python_to_arrow(texts, pa.string())

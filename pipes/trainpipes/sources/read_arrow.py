@@ -157,24 +157,24 @@ def saved_files(files: FileList, caller: str) -> FileList:
     for file, path in enumerate(files.paths):
         folder = posixpath.dirname(path.partition("?")[0] if _has_query(path) else path)
         folders.setdefault((int(files.system_of[file]), folder), []).append(file)
-    kept: list[int] = []
+    wanted: list[int] = []
     splits: dict[tuple[int, str], list[str]] = {}  # by the folder above
-    for (system, folder), own in folders.items():
-        state = _json(files, own[0], f"{folder}/state.json", requests)
+    for (system, folder), numbers in folders.items():
+        state = _json(files, numbers[0], f"{folder}/state.json", requests)
         if state is None:
-            kept += own
+            wanted += numbers
             continue
         above, name = posixpath.split(folder)
         names = splits.setdefault((system, above), [])
         names.append(name)
-        if len(names) == 2 and _json(files, own[0], f"{above}/dataset_dict.json", requests):
+        if len(names) == 2 and _json(files, numbers[0], f"{above}/dataset_dict.json", requests):
             raise errors.ConfigError(
                 f"{caller}: {above} has several splits, such as {names[0]!r} and {name!r}: read one of them, "
                 f"such as {above}/{names[0]}",
                 path=above,
             )
-        kept += _named(files, own, folder, state)
-    return files.pick(np.array(kept, dtype=np.int64))
+        wanted += _named(files, numbers, folder, state)
+    return files.pick(np.array(wanted, dtype=np.int64))
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
@@ -222,9 +222,9 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         raise _unreadable(path, f"is not JSON that can be read ({error})") from error
 
 
-def _unreadable(path: str, what: str) -> errors.UnreadableError:
+def _unreadable(path: str, why: str) -> errors.UnreadableError:
     way = "fix it, or remove it to read all .arrow files beside it"
-    return errors.UnreadableError(f"{path} {what}; {way}", path=path)
+    return errors.UnreadableError(f"{path} {why}; {way}", path=path)
 
 
 #: Files of which the first record batch is decoded to tell the size of a row.
@@ -339,10 +339,10 @@ class ArrowFormat(formats.Format):
         content = data.mapped()
         assert content is not None
 
-        def of_batch(number: int, own: IntArray) -> pa.RecordBatch:
+        def of_batch(number: int, rows_of_batch: IntArray) -> pa.RecordBatch:
             start, stop = int(layout.start[number]), int(layout.stop[number])
             message = content.slice(start, stop - start)
-            return gathered(_batch(data, [message], layout, number, columns), own)
+            return gathered(_batch(data, [message], layout, number, columns), rows_of_batch)
 
         firsts = np.append(0, np.cumsum(layout.rows))
         taken: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()

@@ -253,8 +253,8 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
     def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
         path = str(self.labels)
 
-        def unfit(what: str) -> errors.SchemaError:
-            return errors.SchemaError(f"{self}: {path} {what}", path=path)
+        def unfit(why: str) -> errors.SchemaError:
+            return errors.SchemaError(f"{self}: {path} {why}", path=path)
 
         table = _read_csv(path, self.storage_options, files.retry)
         column = next((name for name in NAMES if name in table.column_names), None)

@@ -206,17 +206,17 @@ class Csv(TextFormat):
             ),
         )
 
-    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
+    def wider(self, field: pa.Field, other: pa.Field) -> pa.Field:
         """The type that Arrow finds where both are in one block; otherwise text."""
-        types, kinds = pa.types, [one.type, other.type]
+        types, kinds = pa.types, [field.type, other.type]
         numbers = all(types.is_integer(kind) or types.is_floating(kind) for kind in kinds)
-        times = all(types.is_timestamp(kind) for kind in kinds) and one.type.tz == other.type.tz
-        if numbers or times or pa.null() in kinds or one.type.equals(other.type):
-            return super().wider(one, other)
+        times = all(types.is_timestamp(kind) for kind in kinds) and field.type.tz == other.type.tz
+        if numbers or times or pa.null() in kinds or field.type.equals(other.type):
+            return super().wider(field, other)
         days = sorted(kinds, key=types.is_timestamp)
         if days[0] == pa.date32() and types.is_timestamp(days[1]) and days[1].tz is None:
-            return one.with_type(days[1])
-        return one.with_type(pa.string())
+            return field.with_type(days[1])
+        return field.with_type(pa.string())
 
 
 def _texts(names: Any) -> pa.Schema:

@@ -125,14 +125,14 @@ class ReadFiles(FileReader, has_blocks=True, versioned="fn"):
             )
 
     def _open_on(self, files: Sequence[Stage]) -> FileSource:
-        given, index = self.fn, self.options["index"]
-        known = identify(self.version if self.version is not None else given)
+        parser, index = self.fn, self.options["index"]
+        known = identify(self.version if self.version is not None else parser)
         more: dict[str, Any] = {"index": index}
-        if isinstance(given, Format):
-            listed, format = self.listed(files, given.suffixes), given
+        if isinstance(parser, Format):
+            listed, format = self.listed(files, parser.suffixes), parser
         else:
-            listed, format = self.listed(files, ("",)), FunctionFormat(given, self.count)
-            job = f"counting rows by {show(self.count or given)}"
+            listed, format = self.listed(files, ("",)), FunctionFormat(parser, self.count)
+            job = f"counting rows by {show(self.count or parser)}"
             # By functions, in one thread at a time.
             more = {"index": index or False, "job": job, "most": 1}
         return scanned(

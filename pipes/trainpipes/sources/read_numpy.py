@@ -424,8 +424,8 @@ def _as_tensors(
     tensors = []
     for rows, array in zip(views, arrays, strict=True):
         kind = array.row_dtype
-        own = rows.flags.writeable and rows.flags.c_contiguous and rows.dtype == kind
-        tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
+        is_usable = rows.flags.writeable and rows.flags.c_contiguous and rows.dtype == kind
+        tensors.append(torch.from_numpy(rows if is_usable else np.array(rows, kind, order="C")))
     return TensorRows(tuple(tensors), tuple(columns))
 
 

@@ -304,11 +304,11 @@ class ReadParquet(FileReader, has_blocks=True):
             parquet_filter.check_fits(filter, footers.schema, caller)
             facts = parquet_filter.facts_of(footers.folders) or [[] for _ in listed.names]
             known = [facts[n] for n, each in enumerate(footers.layouts) for _ in each.rows]
-            own = [group for file in sorted(bounds) for group in bounds[file]]
+            all_bounds = [group for file in sorted(bounds) for group in bounds[file]]
             unread = np.ones(len(known), dtype=np.bool_)
             unread[
                 parquet_filter.may_hold(
-                    filter, footers.schema, known, own or None, text=not replaces
+                    filter, footers.schema, known, all_bounds or None, text=not replaces
                 )
             ] = False
             if wanted.by_folders:
@@ -368,8 +368,8 @@ def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> lis
     for file, layout in enumerate(layouts):
         values = {name: folders.column(name)[file] for name in folders.column_names}
         note = f"\0{ {name: value.as_py() for name, value in values.items()} }" if values else ""
-        if unread is not None and (own := unread[first : first + len(layout.rows)]).any():
-            note += f"\0unread {np.flatnonzero(own).tolist()}"
+        if unread is not None and (unread_groups := unread[first : first + len(layout.rows)]).any():
+            note += f"\0unread {np.flatnonzero(unread_groups).tolist()}"
         noted.append(replace(layout, folder=values, note=note))
         first += len(layout.rows)
     return noted

@@ -52,13 +52,13 @@ class TextReader(FileReader, has_blocks=True):
 
     @without_bad_files
     def _open_on(self, files: Sequence[Stage]) -> FileSource:
-        form, listed, caller, given = self.form, self.listed(files), str(self), self.options
-        shape = [given[name] for name in SHAPE if name in given]
+        form, listed, caller, options = self.form, self.listed(files), str(self), self.options
+        shape = [options[name] for name in SHAPE if name in options]
         shape += ["bad rows are left out"] * form.leaves_out
         key = json.dumps([*shape, form.max_row_bytes, text_pieces.PIECE_BYTES])
         local = all(map(is_local, listed.systems))
         store = IndexStore(
-            listed, self.name, form.name, key, given["index"], text_pieces.PIECE_BYTES
+            listed, self.name, form.name, key, options["index"], text_pieces.PIECE_BYTES
         )
         store.complete(
             lambda job: form.scan(job.data, job.progress),
@@ -67,7 +67,7 @@ class TextReader(FileReader, has_blocks=True):
             most=max(1, pool.default_threads()) if local else MAX_THREADS,
         )
         layouts = [TextLayout.of(layout) for layout in store.layouts()]
-        schema, columns = given.get("schema"), given.get("columns")
+        schema, columns = options.get("schema"), options.get("columns")
         if form.names_columns:
             wanted = columns if schema is None else schema.names
             _check_names(listed.names, layouts, wanted, caller)
@@ -79,14 +79,14 @@ class TextReader(FileReader, has_blocks=True):
         elif schema is not None:
             form.schema = _given(form, schema, columns, caller)
         else:
-            types = _Types(store, layouts, form, caller, given["infer"])
+            types = _Types(store, layouts, form, caller, options["infer"])
             form.schema, size = types.found(columns)
             form.strict = columns is None
         edges = [layout.edges for layout in layouts]
         source = FileSource(
             store, form, layouts=layouts, edges=edges, schema=form.schema, row_bytes=size
         )
-        source.leave_out(given["on_error"])
+        source.leave_out(options["on_error"])
         if schema is not None:
             source.row_bytes = source.sampled(SIZED_FILES)
         return source
@@ -159,9 +159,9 @@ class _Types:
         whole = self._merged(paths, [layout.schema for layout in layouts])
         if not len(whole) and filled:
             bad = self.form.leaves_out
-            what = "no row that can be read" if bad else "rows without a single field"
+            contents = "no row that can be read" if bad else "rows without a single field"
             raise SchemaError(
-                f"{self.caller}: {paths[0]} has {what}, so that no column is known: say the columns and "
+                f"{self.caller}: {paths[0]} has {contents}, so that no column is known: say the columns and "
                 "their types by schema=",
                 path=paths[0],
                 stage=self.caller,
@@ -318,8 +318,8 @@ class PlainText(TextFormat):
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:
     if len(content) > text_pieces.MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
         raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
-    kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
-    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, kept)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
 
 def _lines(data: bytes) -> pa.Array:

@@ -103,13 +103,13 @@ class ReadWebdataset(file_reader.FileReader, has_blocks=True, random_access=True
         members = members_in(store, self.columns, how, caller)
         edges, layouts = [], []
         for each in members:
-            own = each.row_bytes(np.arange(len(each.keys)))
-            pieces = blocks = file_reader.cut_by_bytes(own, BLOCK_BYTES)
+            sizes_of_rows = each.row_bytes(np.arange(len(each.keys)))
+            pieces = blocks = file_reader.cut_by_bytes(sizes_of_rows, BLOCK_BYTES)
             if self.block_rows is not None:
-                blocks = file_reader.cut_evenly(len(own), self.block_rows)
+                blocks = file_reader.cut_evenly(len(sizes_of_rows), self.block_rows)
             elif each.compression:
-                blocks = pieces[[0, -1]] if len(own) else pieces
-            pieces, ends = np.union1d(pieces, blocks), np.append(0, np.cumsum(own))
+                blocks = pieces[[0, -1]] if len(sizes_of_rows) else pieces
+            pieces, ends = np.union1d(pieces, blocks), np.append(0, np.cumsum(sizes_of_rows))
             start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
             layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
@@ -239,10 +239,10 @@ class TarSamples(formats.Format):
         parts = iter(_parts(data, layout.ranges(rows)))
         for name, (_, whole) in layout.places.items():
             kind, sizes = self.schema.field(name).type, whole[rows]
-            own = list(islice(parts, int((sizes >= 0).sum())))
-            if own and not layout.compression:
-                _check_headers(own)
-            content = b"".join([part[tar_members.BLOCK :] for part in own])
+            members = list(islice(parts, int((sizes >= 0).sum())))
+            if members and not layout.compression:
+                _check_headers(members)
+            content = b"".join([part[tar_members.BLOCK :] for part in members])
             ends = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(offset_dtype(kind))
             valid = to_arrow(sizes >= 0).buffers()[1] if (sizes < 0).any() else None
             buffers = [valid, pa.py_buffer(ends), pa.py_buffer(content)]
@@ -347,15 +347,15 @@ def members_in(
         for file, each in enumerate(archives):
             rows = np.flatnonzero((_members(each, name)[1] < 0) == wanted)
             odd += [(file, row) for row in rows.tolist()]
-        what = f"{'has no' if wanted else 'alone has a'} member {name!r}"
+        lack = f"{'has no' if wanted else 'alone has a'} member {name!r}"
         if missing == "bad":
             for file, row in odd:
-                bad[file].setdefault(row, f"the sample {what}")
+                bad[file].setdefault(row, f"the sample {lack}")
         elif odd:
             file, row = odd[0]
             more = f", and {len(odd) - 1:,} more" if len(odd) > 1 else ""
             raise SchemaError(
-                f"{caller}: sample {archives[file]['keys'][row]!r} of {paths[file]} {what}{more}: choose "
+                f"{caller}: sample {archives[file]['keys'][row]!r} of {paths[file]} {lack}{more}: choose "
                 'with columns=[...] what all samples have, or pass missing="null"',
                 path=paths[file],
                 row=row,

@@ -271,10 +271,10 @@ class TextFormat(text_pieces.TextRows):
         rows, problem = int(layout.rows[block]), None
         if layout.checks[block] == text_pieces.UNREAD:
             size, most = int(layout.stop[block] - layout.start[block]), self.max_row_bytes
-            what = (
+            change = (
                 f"more than max_row_bytes={most:,}" if size > most else "a quoted cell has no end"
             )
-            yield rows, f"{what}: it has {size:,} bytes"
+            yield rows, f"{change}: it has {size:,} bytes"
             return
         text = _content(data, layout, block)
         if self.leaves_out:

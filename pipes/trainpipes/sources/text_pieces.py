@@ -92,8 +92,8 @@ class TextRows(formats.Format):
         """A field that was found, in the type that the file means."""
         return field
 
-    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        return formats.unified(one, other)
+    def wider(self, field: pa.Field, other: pa.Field) -> pa.Field:
+        return formats.unified(field, other)
 
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.

@@ -124,8 +124,8 @@ class Ahead:
         with self._readers.lock:
             self._most = min(self._most, most)
             wanted = dict(zip(blocks, turns or repeat(0.0), strict=False))
-            kept = self.upcoming if more else {n: self.upcoming[n] for n in self._wanted}
-            wanted |= {n: turn for n, turn in kept.items() if n not in wanted}
+            held = self.upcoming if more else {n: self.upcoming[n] for n in self._wanted}
+            wanted |= {n: turn for n, turn in held.items() if n not in wanted}
             if not more:
                 for block in [n for n in self._futures if n not in wanted]:
                     self._pop(block)
@@ -246,14 +246,14 @@ class BlockReader:
         self._fetches = {}
         file, last, before = -1, -1, -2
         for block in dict.fromkeys(blocks):
-            own = int(source.file_of_block[block])
-            if source.is_here(own):
+            block_file = int(source.file_of_block[block])
+            if source.is_here(block_file):
                 continue
             if block in known:
                 self._fetches[block] = known[block]
                 continue
-            if own != file:
-                file, last, before = own, -1, -2
+            if block_file != file:
+                file, last, before = block_file, -1, -2
             numbers = [n for n in source.decoded_blocks(block) if n != last]
             last = numbers[-1] if numbers else last
             size = form.fetched_bytes(source.layouts[file], numbers, source.columns)
@@ -264,7 +264,7 @@ class BlockReader:
             if fetch is not None and size < SMALL and fetch.size + size <= TOGETHER:
                 fetch.numbers, fetch.size = [*fetch.numbers, *numbers], fetch.size + size
             else:
-                fetch = _Fetch(own, numbers, size)
+                fetch = _Fetch(block_file, numbers, size)
             self._fetches[block], before = fetch, block
         turn = dict(zip(blocks, turns or repeat(0.0), strict=False))
         due: dict[_Fetch, float] = {}
@@ -437,7 +437,7 @@ def _close(opened: Any) -> None:
 def explanation(
     error: BaseException,
     place: Place,
-    what: str = "the rows here cannot be read",
+    failure: str = "the rows here cannot be read",
     kept_in: str | None = None,
     kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
@@ -445,7 +445,7 @@ def explanation(
     if isinstance(error, errors.UnreachableError | errors.DataChangedError) and error.row is None:
         return file_bytes.located(place, error)  # type: ignore[no-any-return]
     if isinstance(error, MemoryError):  # a damaged number may be what asks for so much
-        error.add_note(f"{place}: {what}")
+        error.add_note(f"{place}: {failure}")
     if isinstance(error, errors.TrainpipesError | MemoryError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -457,7 +457,7 @@ def explanation(
     forget(kept_in)
     if isinstance(error, OtherBytesError):
         return file_bytes.changed(place, str(error))
-    return file_bytes.unreadable(place, f"{what}: {reason(error)}")
+    return file_bytes.unreadable(place, f"{failure}: {reason(error)}")
 
 
 @contextmanager

@@ -143,8 +143,8 @@ class DecodedFiles(FileBlocks):
         self.format, self.columns, self._known = format, columns, known
         self.decoder = getattr(format, "decoder", f"{type(format).__name__}.decode")
         self.is_ours = stage.is_ours(type(format)) and not hasattr(format, "decoder")
-        what = "the rows here cannot be read"
-        self.failed = what if self.is_ours else f"{self.decoder} failed here"
+        failure = "the rows here cannot be read"
+        self.failed = failure if self.is_ours else f"{self.decoder} failed here"
         self._besides = dict(besides or {})
         self._kept = store.kept
         self.layouts = store.layouts() if layouts is None else layouts
@@ -233,12 +233,14 @@ class DecodedFiles(FileBlocks):
         columns = [cast_to(batch.column(field.name), field, place) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def other_rows(self, place: Place, given: str, counted: int) -> DataError:
+    def other_rows(self, place: Place, decoded: str, counted: int) -> DataError:
         if self.is_ours:
-            return unreadable(place, f"{self.failed}: it has {given}, and {counted:,} were counted")
+            return unreadable(
+                place, f"{self.failed}: it has {decoded}, and {counted:,} were counted"
+            )
         way = "version=" if hasattr(self.format, "decoder") else "key"
         return DataError(
-            f"{place}: {self.decoder} gives {given}, and {counted:,} were counted: let both agree; if "
+            f"{place}: {self.decoder} gives {decoded}, and {counted:,} were counted: let both agree; if "
             f"one of them has changed, give another {way}",
             **vars(place),
         )

@@ -71,9 +71,9 @@ def without(*paths: str) -> str:
     return f"tp.list_files(...).filter(lambda p: {text}) before the reader"
 
 
-def unreadable(place: Place, what: str) -> errors.UnreadableError:
+def unreadable(place: Place, why: str) -> errors.UnreadableError:
     return errors.UnreadableError(
-        f"{place}: {what}; to go on from a checkpoint, restore the file; without it, start a new run, with "
+        f"{place}: {why}; to go on from a checkpoint, restore the file; without it, start a new run, with "
         f"{without(place.path or '')}",
         **vars(place),
     )
@@ -123,12 +123,12 @@ class KeptFiles:
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` found of a file; one thread at a time calls it, once."""
-        made = self._found
-        if (file, key) not in made:
+        results = self._found
+        if (file, key) not in results:
             with self._locks.setdefault(file, threading.Lock()):
-                if (file, key) not in made:
-                    made[file, key] = make()
-        result: T = made[file, key]
+                if (file, key) not in results:
+                    results[file, key] = make()
+        result: T = results[file, key]
         return result
 
 

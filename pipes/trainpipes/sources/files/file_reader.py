@@ -45,10 +45,10 @@ class FileReader(ReadingSource, asks_inputs=True):
     free = frozenset({"storage_options", "index"})
 
     def check(self) -> None:
-        given = self.options
+        options = self.options
         for name, checked in CHECKS.items():
-            if name in given and given[name] is not getattr(type(self), name):  # its default
-                self._set(**{name: checked(given[name], f"{self.name}({name})")})
+            if name in options and options[name] is not getattr(type(self), name):  # its default
+                self._set(**{name: checked(options[name], f"{self.name}({name})")})
 
     def open(self) -> RowSource:
         return self._open_on([])
@@ -104,14 +104,14 @@ class FileReader(ReadingSource, asks_inputs=True):
                 "expression needs columns; give a function of a path, or put the filter after "
                 f"{self.name}()"
             )
-        kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
-        if not len(kept):
+        wanted = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
+        if not len(wanted):
             raise errors.MissingFilesError(
                 f"{stage} keeps none of the {len(files):,} files, for example {files.names[0]}; its "
                 "function gets the path or URL as text: check its condition",
                 stage=str(stage),
             )
-        return files.pick(kept.astype(np.int64))
+        return files.pick(wanted.astype(np.int64))
 
 
 def _index(value: Any, option: str) -> str | bool:
@@ -180,9 +180,11 @@ class FileBlocks(RowSource):
             "files": len(names),
             "rows": int(self.lengths.sum()),
             "bytes": int(self.sizes.sum()),
-            "digests": list_files.digests([f"{name}\0{size}\0{own}" for name, size, own in lines]),
+            "digests": list_files.digests(
+                [f"{name}\0{size}\0{text}" for name, size, text in lines]
+            ),
             "order": list_files.digest(
-                [f"{name}\0{own}" for name, own in zip(names, rows, strict=True)]
+                [f"{name}\0{text}" for name, text in zip(names, rows, strict=True)]
             ),
             **self.files.content(read),
         }
@@ -320,11 +322,11 @@ def each_file(
             failures[file] = error
             if isinstance(error, errors.UnreachableError):
                 requests.stop()
-        if own is not None:
-            own.advance()
+        if shown_bar is not None:
+            shown_bar.advance()
 
-    made = Progress(job or f"looking at {kind} files", len(numbers), "files")
-    with nullcontext() if progress is not None else made as own:
+    bar = Progress(job or f"looking at {kind} files", len(numbers), "files")
+    with nullcontext() if progress is not None else bar as shown_bar:
         here = all(map(is_local, files.systems))
         most = most or (MAX_THREADS if here else MAX_REQUESTS)
         if any(isinstance(system, CachingFileSystem) for system in files.systems):

@@ -60,10 +60,10 @@ class FileSource(DecodedFiles):
     def fingerprint(self) -> dict[str, Any]:
         rows, counts = [], np.diff(self.first_row).tolist()
         for file, layout in enumerate(self.layouts):
-            own: Any = counts[file]
+            lengths: Any = counts[file]
             if self.format.known_by_blocks:
-                own = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
-            rows.append(f"{own}{self.format.note(layout)}")
+                lengths = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
+            rows.append(f"{lengths}{self.format.note(layout)}")
         read = [self.format.content(layout) for layout in self.layouts]
         return {**self._besides, **self.fingerprint_of(rows, read)}
 

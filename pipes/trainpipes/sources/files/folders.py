@@ -468,16 +468,16 @@ def _nothing(
         there = there if names else "it is empty"
         said = f"no file{ends} in the folder {url!r} or below it; {there}"
         return errors.MissingFilesError(said, path=url)
-    what = f"{'no file matches' if has_magic(path) else 'there is no file or folder'} {url!r}"
+    nothing = f"{'no file matches' if has_magic(path) else 'there is no file or folder'} {url!r}"
     if has_magic(path) and "*" not in path:  # it may be meant as a name
-        what += f", nor has one this very name, which as a pattern is {glob.escape(url)!r}"
+        nothing += f", nor has one this very name, which as a pattern is {glob.escape(url)!r}"
     if folder is None:
-        return errors.MissingFilesError(f"{what}, and nothing above it can be listed", path=url)
+        return errors.MissingFilesError(f"{nothing}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]
     hint = "" if has_magic(missing) else nearest(missing, [name.rstrip("/") for name in names])
     where = folder if is_local(system) else system.unstrip_protocol(folder)
     return errors.MissingFilesError(
-        f"{what}{hint}; the nearest folder that exists is {where}, with: {shown or 'nothing'}",
+        f"{nothing}{hint}; the nearest folder that exists is {where}, with: {shown or 'nothing'}",
         path=url,
     )
 

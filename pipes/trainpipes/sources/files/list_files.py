@@ -117,9 +117,11 @@ class FileList:
         calls it, which counts for the same URL only.
         """
         pairs = []
-        for url, stamp, own in zip(self.known_names(), self.stamps, read, strict=True):
+        for url, stamp, read_digest in zip(self.known_names(), self.stamps, read, strict=True):
             tagged = stamp.partition("=")[0] in TAGS
-            pairs.append(("read", own) if own else (url, stamp) if tagged else ("", ""))
+            pairs.append(
+                ("read", read_digest) if read_digest else (url, stamp) if tagged else ("", "")
+            )
         if not any(known for _, known in pairs):
             return {}
         by, known = zip(*pairs, strict=True)
@@ -384,8 +386,8 @@ def checked_options(value: Any, option: str) -> StorageOptions:
     return StorageOptions(value)
 
 
-def _checked_urls(given: Any) -> str | list[str]:
-    urls = [given] if isinstance(given, str | os.PathLike) else given
+def _checked_urls(value: Any) -> str | list[str]:
+    urls = [value] if isinstance(value, str | os.PathLike) else value
     if isinstance(urls, list | tuple) and not urls:
         raise errors.MissingFilesError(
             "list_files(urls) must name at least one file, got an empty list"
@@ -396,5 +398,5 @@ def _checked_urls(given: Any) -> str | list[str]:
     ]
     good = good and all(isinstance(url, str) and url.strip() for url in paths)
     rule = "a path, folder, glob or URL as text or Path, or a list of them"
-    checks.require(good, "list_files(urls)", rule, given)
-    return paths if urls is given else paths[0]
+    checks.require(good, "list_files(urls)", rule, value)
+    return paths if urls is value else paths[0]
