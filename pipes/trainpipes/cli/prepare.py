@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from trainpipes.prepare import Tokenized
 
 
-def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
-    names = [name for line in csv.reader(given, skipinitialspace=True) for name in line]
+def _names(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[str] | None:
+    names = [name for line in csv.reader(texts, skipinitialspace=True) for name in line]
     if "" in names:
-        raise click.BadParameter(f"must be names with commas between them, as a,b, got {given}")
+        raise click.BadParameter(f"must be names with commas between them, as a,b, got {texts}")
     return names or None
 
 
@@ -146,10 +146,14 @@ def tokenize_command(
     shared.out(train)
 
 
-def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
+def _train(
+    done: Tokenized, folder: str, recipe: str | None, pipeline_options: Mapping[str, Any]
+) -> str:
     if done.format == "bin":
         recipe_options = ("max_length", "batch_size", "epochs", "seed", "num_shards")
-        options = {name: given[name] for name in recipe_options if name in given}
+        options = {
+            name: pipeline_options[name] for name in recipe_options if name in pipeline_options
+        }
         return _call("tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **options})
     if recipe is not None:
         from trainpipes import TrainpipesError, recipes
@@ -157,13 +161,13 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
 
         # Options that name columns of texts have nothing to name there.
         columns = next(known.columns for known in recipes() if known.name == recipe)
-        kept = {k: v for k, v in given.items() if k not in columns or v in done.columns}
-        kept.pop("cache", None)
+        left = {k: v for k, v in pipeline_options.items() if k not in columns or v in done.columns}
+        left.pop("cache", None)
         with suppress(TrainpipesError):
-            again = built(recipe, done.folder, **kept)
+            again = built(recipe, done.folder, **left)
             if again._plan().identity == done.pipeline._plan().identity:
-                kept.pop("storage_options", None)  # which may hold a secret
-                return _call(recipe, folder, kept)
+                left.pop("storage_options", None)  # which may hold a secret
+                return _call(recipe, folder, left)
     first, *rest = repr(done.pipeline).splitlines()
     lines = [f"tp.{first}", *rest]
     return lines[0] if len(lines) == 1 else "\n".join(["(", *(f"  {line}" for line in lines), ")"])

@@ -61,12 +61,12 @@ def locate_command(
     at = step if checkpoint is None else _state(checkpoint)
     if checkpoint is None and how["epoch"] is None:
         how["epoch"] = 0
-    found = locate(pipe, at, **how)  # type: ignore[arg-type]
+    located = locate(pipe, at, **how)  # type: ignore[arg-type]
     if as_json:
-        fields = {k: v for k, v in vars(found).items() if k not in {"batch", "places"}}
-        shared.print_json({**fields, "places": [asdict(place) for place in found.places]})
+        fields = {k: v for k, v in vars(located).items() if k not in {"batch", "places"}}
+        shared.print_json({**fields, "places": [asdict(place) for place in located.places]})
     else:
-        shared.out(str(found))
+        shared.out(str(located))
 
 
 @click.command("find")
@@ -108,12 +108,12 @@ def find_command(
 
     state = None if checkpoint is None else _state(checkpoint)
     epoch = list(epochs) or (0 if state is None else None)
-    found = find(given.pipeline(source, files), names, epoch=epoch, state=state, **how)
+    steps = find(given.pipeline(source, files), names, epoch=epoch, state=state, **how)
     if as_json:
-        shared.print_json(found.to_dict())
+        shared.print_json(steps.to_dict())
     else:
-        shared.out(str(found))
-    return int(not len(found))
+        shared.out(str(steps))
+    return int(not len(steps))
 
 
 def _row(text: str) -> tuple[str, int] | str | int:

@@ -85,15 +85,19 @@ option = functools.partial(click.option, show_default=True)
 COUNT = click.IntRange(1)
 
 
-def _storage_options(_: click.Context, __: click.Parameter, given: str | None) -> Any:
+def _storage_options(_: click.Context, __: click.Parameter, text_or_file: str | None) -> Any:
     """The options of a JSON text or @FILE. They are never shown."""
-    if given is None:
+    if text_or_file is None:
         return None
     try:
-        text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
+        text = (
+            Path(text_or_file[1:]).read_text("utf-8")
+            if text_or_file.startswith("@")
+            else text_or_file
+        )
         options = json.loads(text)
     except OSError as error:
-        raise click.UsageError(f"--storage-options: {given[1:]}: {error.strerror}") from None
+        raise click.UsageError(f"--storage-options: {text_or_file[1:]}: {error.strerror}") from None
     except ValueError:
         options = None
     if not isinstance(options, dict):
@@ -134,10 +138,10 @@ def takes_executor(command: Any) -> Any:
     return taking
 
 
-def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:
+def _executor(written: str | None, shared_filesystem: bool) -> Executor | None:
     from trainpipes.writers import Processes, Ray, Threads
 
-    name, _, rest = (given or "").partition(":")
+    name, _, rest = (written or "").partition(":")
     if shared_filesystem and name != "ray":
         raise click.UsageError("--shared-filesystem is of --executor ray")
     if name == "ray":
@@ -145,9 +149,9 @@ def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:
     kind: Any = {"threads": Threads, "processes": Processes}.get(name)
     if kind and (not rest or (rest.isdigit() and int(rest))):
         return kind(int(rest)) if rest else kind()  # type: ignore[no-any-return]
-    if given is not None:
+    if written is not None:
         rule = "must be threads:N, processes:N, ray or ray:ADDRESS"
-        raise click.BadParameter(f"{rule}, got {given!r}", param_hint="--executor")
+        raise click.BadParameter(f"{rule}, got {written!r}", param_hint="--executor")
     return None
 
 
@@ -181,8 +185,8 @@ class PipelineOptions:
             "files": (list(files) if len(files) > 1 else files[0]) if files else None,
             "storage_options": self.storage_options,
         }
-        given = {name: value for name, value in others.items() if value is not None}
-        return {**dict(_named(text, "option") for text in self.options), **given}
+        named = {name: value for name, value in others.items() if value is not None}
+        return {**dict(_named(text, "option") for text in self.options), **named}
 
     def recipe(self, name: str, files: Sequence[str]) -> Pipeline:
         from trainpipes import recipe
@@ -231,8 +235,10 @@ def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
     @option("--tokenizer", help="Of the recipe: a name on the Hub, a path, or bytes.")
     @functools.wraps(command)
     def taking(**options: Any) -> Any:
-        own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
-        return command(given=PipelineOptions(**own), **options)
+        pipeline_options = {
+            name: options.pop(name) for name in PipelineOptions.__dataclass_fields__
+        }
+        return command(given=PipelineOptions(**pipeline_options), **options)
 
     return taking
 

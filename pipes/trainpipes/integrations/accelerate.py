@@ -68,14 +68,14 @@ def loader(
     require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
     if isinstance(pipe, Record):
         pipe._need_batches("loader(pipe)")
-    made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
+    batches = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
     if global_batches is not None:
         before, option = accelerator.gradient_accumulation_steps, "gradient_accumulation_steps"
         accelerator.gradient_accumulation_steps = take_steps(
-            made.loader, global_batches, option, before
+            batches.loader, global_batches, option, before
         )
-    accelerator.register_for_checkpointing(made)
-    return made
+    accelerator.register_for_checkpointing(batches)
+    return batches
 
 
 class AccelerateLoader(DataLoaderStateMixin):
@@ -120,7 +120,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         batches = iter(self.loader)
         steps = self._steps_of_all(batches)
         self.begin()
-        self.remainder, batch, own = 0, None, self._accelerator
+        self.remainder, batch, accelerator = 0, None, self._accelerator
         try:
             for number in count(1) if steps is None else range(1, steps + 1):
                 before, batch = batch, next(batches, None)
@@ -129,8 +129,10 @@ class AccelerateLoader(DataLoaderStateMixin):
                 elif batch is None:
                     return
                 placed = batch
-                if own.device_placement:
-                    placed = send_to_device(batch, own.device, own.dataloader_config.non_blocking)
+                if accelerator.device_placement:
+                    placed = send_to_device(
+                        batch, accelerator.device, accelerator.dataloader_config.non_blocking
+                    )
                 self.end_of_dataloader = number == steps or (steps is None and batches.is_last())
                 yield placed
         finally:
@@ -150,8 +152,10 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def _last_step(self, batch: Any, before: Any) -> Any:
         """This rank's last batch, as long as all others'. Called by all ranks."""
-        own = 0 if batch is None else _rows_in(batch)
-        everyone: list[tuple[int, bool]] = gather_object([(own, batch is None and before is None)])
+        rows_of_rank = 0 if batch is None else _rows_in(batch)
+        everyone: list[tuple[int, bool]] = gather_object(
+            [(rows_of_rank, batch is None and before is None)]
+        )
         rows = [number for number, _ in everyone]
         most, total = max(rows), sum(rows)
         if any(lacking for _, lacking in everyone):  # fewer batches than ranks

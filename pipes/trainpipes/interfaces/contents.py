@@ -115,10 +115,12 @@ class Contents:
         except Exception as error:  # looking at an object may call code of its class
             if not self._strict:
                 return _hash(_kind(value))
-            what = str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
+            unseen = (
+                str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
+            )
             raise ConfigError(
                 f"{self._asker}: rows are kept until a function changes, and whether {show(value)} changes "
-                f"cannot be seen: it uses {what} ({', '.join(self._where)}). Give its version, by "
+                f"cannot be seen: it uses {unseen} ({', '.join(self._where)}). Give its version, by "
                 'version="..." of its stage'
             ) from error
 
@@ -203,24 +205,24 @@ class Contents:
         parts = [_name(function), self._each(held), self._each(vars(function))]
         if is_installed(function.__globals__.get("__name__") or ""):
             return ["function", *parts]
-        own = function.__code__, function.__defaults__, function.__kwdefaults__
-        return ["function", *parts, *map(self.of, own), self._each(used_by(function))]
+        code = function.__code__, function.__defaults__, function.__kwdefaults__
+        return ["function", *parts, *map(self.of, code), self._each(used_by(function))]
 
     def _class(self, kind: type) -> list[Any]:
         if is_installed(kind.__module__ or ""):
             return ["class", _name(kind)]
         methods = (FunctionType, staticmethod, classmethod, property)
-        own = {
+        members = {
             name: value
             for name, value in vars(kind).items()
             if isinstance(value, methods) or not (name.startswith("__") or name == "_abc_impl")
         }
-        return ["class", _name(kind), [self.of(b) for b in kind.__bases__], self._each(own)]
+        return ["class", _name(kind), [self.of(b) for b in kind.__bases__], self._each(members)]
 
     def _state(self, value: Any) -> Any:
-        own = copyreg.dispatch_table.get(type(value))
+        reduce = copyreg.dispatch_table.get(type(value))
         try:
-            reduced = value.__reduce_ex__(4) if own is None else own(value)
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception as error:
             raise _UnknownError(_kind(value)) from error
         if isinstance(reduced, str):

@@ -51,12 +51,12 @@ class DrawWatch:
         return fn if self._calls >= CALLS else self._watched(fn)
 
     def _watched(self, fn: Call) -> Call:
-        def watched(*given: Any) -> Any:
+        def watched(*arguments: Any) -> Any:
             in_main = threading.current_thread() is threading.main_thread()
             if self._calls >= (CALLS if in_main else CALLS_ASIDE):
-                return fn(*given)
+                return fn(*arguments)
             modules, before = len(sys.modules), _states()
-            returned = fn(*given)
+            returned = fn(*arguments)
             after = _states()
             self._calls += 1
             with suppress(TypeError):

@@ -66,9 +66,9 @@ class EmptyRounds:
             )
 
 
-def check_shard(layout: Layout | StreamLayout, shard: int, epoch: int, given: int) -> None:
+def check_shard(layout: Layout | StreamLayout, shard: int, epoch: int, last_epoch: int) -> None:
     """Raise DataError if a shard of a pass without an end has got nothing since epoch ``given``."""
-    if epoch - given >= most_empty(layout):
+    if epoch - last_epoch >= most_empty(layout):
         shards = layout.num_shards
         way = "check the stages that leave out rows, such as filter(), take() and skip()"
         way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
@@ -122,7 +122,9 @@ def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
         group[item], age[item] = source, first
     else:  # no item passes a joint of any source
         newest = [np.maximum.accumulate(last[source == k]) for k in range(len(sources))]
-        begins = np.concatenate([np.diff(own, prepend=own[:1]) > 0 for own in newest])
+        begins = np.concatenate(
+            [np.diff(epoch_numbers, prepend=epoch_numbers[:1]) > 0 for epoch_numbers in newest]
+        )
         joint = np.zeros(count + 1, dtype=np.bool_)
         joint[item[begins]] = True
         crossing = item[first < last]
@@ -163,12 +165,12 @@ class _Joints:
         joints: list[tuple[int, int]] = []
         for source in np.unique(sources).tolist():
             places = np.flatnonzero(sources == source)
-            own, places = epochs[places], places + self._rows
-            place, epoch = self._seen.get(source, (-1, own[0]))
-            later = np.flatnonzero(np.diff(own, prepend=epoch) > 0)
+            epochs_seen, places = epochs[places], places + self._rows
+            place, epoch = self._seen.get(source, (-1, epochs_seen[0]))
+            later = np.flatnonzero(np.diff(epochs_seen, prepend=epoch) > 0)
             before, after = np.append(place, places)[later], places[later]
             joints += zip(before.tolist(), after.tolist(), strict=True)
-            self._seen[source] = int(places[-1]), int(own[-1])
+            self._seen[source] = int(places[-1]), int(epochs_seen[-1])
         self._found += sorted((joint for joint in joints if joint[0] >= 0), key=itemgetter(1))
         self._rows += len(block)
 
@@ -275,8 +277,8 @@ class Held:
         run = self.waiting()
         epoch = run.cursors.place(0).get("epoch", 0) if reorders else 0
         order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
-        kept = None if numbers is None else [{"buffer": number} for number in numbers]
-        return order, self.close_window(items, count, used, kept)
+        in_buffer = None if numbers is None else [{"buffer": number} for number in numbers]
+        return order, self.close_window(items, count, used, in_buffer)
 
     def close_window(
         self, items: int, count: int, used: int, kept: Sequence[dict[str, Any]] | None = None
@@ -324,8 +326,8 @@ class Turn:
     @staticmethod
     def of(at: dict[str, Any]) -> Turn:
         """That of a state; a pass begins where it says nothing of turns."""
-        kept = at.get("turn")
-        return Turn(0, int(innermost(at).get("epoch", 0))) if kept is None else Turn(*kept)
+        saved = at.get("turn")
+        return Turn(0, int(innermost(at).get("epoch", 0))) if saved is None else Turn(*saved)
 
     def after(self, batches: int) -> Turn:
         return Turn(self.number + batches, self.epoch)

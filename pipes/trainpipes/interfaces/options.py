@@ -49,10 +49,10 @@ SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 def with_scalars(kind: Any, **members: Any) -> Any:
     """PyYAML's loader or dumper, which takes for numbers, bools and null what ``SCALARS`` says, too."""
-    made: Any = type(kind.__name__, (kind,), members)
+    loader: Any = type(kind.__name__, (kind,), members)
     for name, (rule, _) in SCALARS.items():
-        made.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
-    return made
+        loader.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
+    return loader
 
 
 def declared_kinds(make: Any) -> dict[str, list[Any]]:
@@ -148,7 +148,7 @@ def hint(of: Mapping[str, T], kind: type) -> T:
 def refuse_unknown(options: Iterable[str], known: Sequence[str], kind: type, name: str) -> None:
     """Raise TypeError for an option that a class, called ``name``, does not take."""
     elsewhere = hint(ELSEWHERE, kind)
-    for option in (one for one in options if one not in known):
+    for option in (option_name for option_name in options if option_name not in known):
         takes = f"{nearest(option, known)}; it takes {', '.join(known) or 'none'}"
         said = f": {elsewhere[option]}" if option in elsewhere else takes
         raise TypeError(f"{name}() has no option {option!r}{said}")
@@ -265,9 +265,9 @@ def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, errors.TrainpipesError):
             raise
-        given = ", ".join(f"{option}={shown(value)}" for option, value in options.items())
+        shown_options = ", ".join(f"{option}={shown(value)}" for option, value in options.items())
         raise errors.ConfigError(
-            f"{name}() must have options that it can use, got {given}: {errors.cut(str(error))}; its "
+            f"{name}() must have options that it can use, got {shown_options}: {errors.cut(str(error))}; its "
             "docstring says what they are"
         ) from error
 
@@ -323,9 +323,13 @@ def show(value: Any) -> str:
 
 def _show_partial(value: functools.partial[Any]) -> str:
     names = argument_names(value)
-    given = [show_named(name, argument) for name, argument in zip(names, value.args, strict=False)]
-    given += [f"{name}={show_named(name, argument)}" for name, argument in value.keywords.items()]
-    return f"partial({', '.join([show(value.func), *given])})"
+    arguments = [
+        show_named(name, argument) for name, argument in zip(names, value.args, strict=False)
+    ]
+    arguments += [
+        f"{name}={show_named(name, argument)}" for name, argument in value.keywords.items()
+    ]
+    return f"partial({', '.join([show(value.func), *arguments])})"
 
 
 def argument_names(value: Any) -> list[str]:
@@ -391,9 +395,9 @@ def identify(value: Any) -> Any:
         return f"{getattr(value, '__module__', '?')}.{qualified}"
     inner = getattr(value, "func", None)  # functools.partial
     if inner is not None:
-        given = zip(argument_names(value), value.args, strict=False)
+        named_parts = zip(argument_names(value), value.args, strict=False)
         named = {str(k): identify_named(str(k), part) for k, part in value.keywords.items()}
-        arguments = [[identify_named(name, part) for name, part in given], named]
+        arguments = [[identify_named(name, part) for name, part in named_parts], named]
         return {"function": identify(inner), "arguments": arguments}
     return _identify_text(
         f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"

@@ -100,8 +100,8 @@ class Quarantine:
         """The value of an ``on_error`` in a config, where a mapping says ``quarantine``."""
         if not isinstance(value, Mapping):
             return value
-        given = value.get("quarantine")
-        options: Any = {"folder": given} if isinstance(given, str) else given
+        folder = value.get("quarantine")
+        options: Any = {"folder": folder} if isinstance(folder, str) else folder
         good = isinstance(options, Mapping) and {"folder"} <= options.keys() <= {*IN_CONFIGS}
         if value.keys() != {"quarantine"} or not good:
             rule = "{quarantine: folder}, or a mapping there with folder, max_rows, max_share"
@@ -256,7 +256,7 @@ class LeftOut(Tally):
 
     def drop(
         self,
-        given: Block,
+        block: Block,
         dropped: IntArray,
         error_of: Callable[[int], Any] | None = None,
         value_of: Callable[[int], Any] | None = None,
@@ -272,17 +272,17 @@ class LeftOut(Tally):
             return
         if self._quarantine is not None:
             why = error_of or (lambda _: self._why)
-            value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
-            lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
+            value = value_of or (lambda row: block.slice(row, row + 1).rows()[0])
+            lines_of(self._quarantine).add(self.stage, self._places(block, lost), why, value)
         if self._quarantine is not None or totals[0] - len(dropped) < FIRST_ROWS:
             first = int(lost[0])
             said = error_of(first) if error_of else self._why
-            self._stop_at_share(totals, f"{self._place(int(given.ids[first]))}: {said}")
+            self._stop_at_share(totals, f"{self._place(int(block.ids[first]))}: {said}")
         before = totals[1] - len(lost)
         if before and len(str(before)) == len(str(totals[1])):
             return
         last = int(lost[-1])
-        where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
+        where = "" if self.stage._inputs is None else f" at {self._place(int(block.ids[last]))}"
         size = f" has {dropped[last]:,}" if self._unit else ""
         stage = str(self.stage)  # log records, which are kept, hold no workers of it
         log.warning("%s: %s; the last one%s%s", stage, self._said(totals), size, where)
@@ -291,12 +291,12 @@ class LeftOut(Tally):
         inputs = self.stage._inputs
         return Place(row=row) if inputs is None else inputs.place_of(row)
 
-    def _places(self, given: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
+    def _places(self, block: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
         """Of rows, and of all that a packed one is made of: the row, the place and the epoch."""
-        pieces = given.made_of or Pieces.whole(given.ids, given.epoch)
+        pieces = block.made_of or Pieces.whole(block.ids, block.epoch)
         for row in lost.tolist():
-            own = slice(*pieces.bounds[row : row + 2].tolist())
-            for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
+            of_row = slice(*pieces.bounds[row : row + 2].tolist())
+            for number, epoch in zip(pieces.ids[of_row], pieces.epochs[of_row], strict=True):
                 yield row, self._place(int(number)), int(epoch)
 
     def _stop_at_share(self, totals: Numbers, last: str) -> None:

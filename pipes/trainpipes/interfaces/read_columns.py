@@ -127,8 +127,8 @@ def say_where(error: Exception, place_of: Callable[[int], Place]) -> None:
 
 def _own_place(error: Exception, place: Place) -> Place:
     """The place that the error gives, in the row's own pipeline."""
-    own: Place | None = getattr(error, "_place", None)
-    return place if own is None else replace(own, source=place.source)
+    row_place: Place | None = getattr(error, "_place", None)
+    return place if row_place is None else replace(row_place, source=place.source)
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
         array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
     ragged = arrays.is_list(array.type)
     inner = array.type.value_type if ragged else array.type
-    own = ragged and isinstance(inner, pa.ExtensionType)
-    is_even = not own and fixed_shape(inner) is not None
+    is_extension = ragged and isinstance(inner, pa.ExtensionType)
+    is_even = not is_extension and fixed_shape(inner) is not None
     if not arrays.is_number(inner) and not is_even:
         while pa.types.is_fixed_size_list(inner):
             inner = inner.value_type
@@ -413,12 +413,17 @@ def ids_of(block: Block, name: str, caller: Stage, dtype: Any = np.int64) -> tup
 
 
 def check_beside(
-    ids: IntArray, name: str, own: IntArray, column: str, lengths: IntArray, caller: Stage
+    ids: IntArray,
+    name: str,
+    column_lengths: IntArray,
+    column: str,
+    lengths: IntArray,
+    caller: Stage,
 ) -> None:
-    if not np.array_equal(own, lengths):
-        row = int(np.argmax(own != lengths))
+    if not np.array_equal(column_lengths, lengths):
+        row = int(np.argmax(column_lengths != lengths))
         rule = f"goes with {column!r} and must have as many numbers in each row"
-        bad = BadCell(row, f"{rule}, got {own[row]} where {column!r} has {lengths[row]}")
+        bad = BadCell(row, f"{rule}, got {column_lengths[row]} where {column!r} has {lengths[row]}")
         raise in_column(bad, name, caller, ids)
 
 

@@ -267,8 +267,8 @@ class Stage(metaclass=ListsWhatIsUsed):
                 f"{cls.__name__}: there is no trait {name!r}{messages.nearest(name, known)}"
             )
         cls._given = traits
-        given = (vars(base).get("_given", {}) for base in cls.__mro__)
-        cls._fixed = Traits(**ChainMap(*given))
+        keywords = (vars(base).get("_given", {}) for base in cls.__mro__)
+        cls._fixed = Traits(**ChainMap(*keywords))
         dataclasses.dataclass(frozen=True, eq=False, repr=False, match_args=False)(cls)
         free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         if free != cls.free:
@@ -356,9 +356,9 @@ class Stage(metaclass=ListsWhatIsUsed):
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
-        own = None if is_ours(type(self)) else type(self)
+        user_class = None if is_ours(type(self)) else type(self)
         fn = next(filter(callable, self.options.values()), None)
-        return DrawWatch(own or fn, str(self), hint(DRAWS, type(self)))
+        return DrawWatch(user_class or fn, str(self), hint(DRAWS, type(self)))
 
     def _fresh(self) -> Self:
         """A copy with the same options, and nothing of what has run."""

@@ -174,10 +174,10 @@ class RowStage(RunStage, per_row=True, gives="objects"):
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
 
     def process(self, run: Run) -> Run:
-        made = applied(self, run, "row")
+        rows = applied(self, run, "row")
         if run.items is None and run.bounds is None:
-            return run.with_block(run.block.with_data(made))
-        return run.with_items(made)
+            return run.with_block(run.block.with_data(rows))
+        return run.with_items(rows)
 
 
 class PushedStage(RunStage):
@@ -228,26 +228,26 @@ def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
     rows = run.items is None and run.bounds is None
 
     def apply(value: Any) -> Any:
-        made = stage.apply(value)
-        if made is None:
+        result = stage.apply(value)
+        if result is None:
             raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
-        if rows and (got := _several(value, made)):
+        if rows and (got := _several(value, result)):
             raise DataError(
                 f"{stage} must return one row for each, got {got}; to make several rows of one, or none, use "
                 "flat_map()"
             )
-        return made
+        return result
 
     return each(stage, apply, run)
 
 
-def _several(row: Any, made: Any) -> str:
-    if isinstance(made, GeneratorType):
+def _several(row: Any, result: Any) -> str:
+    if isinstance(result, GeneratorType):
         return "a generator"
-    rows = isinstance(made, list) and isinstance(row, Mapping)
-    if not rows or not any(isinstance(inner, Mapping) for inner in made):
+    rows = isinstance(result, list) and isinstance(row, Mapping)
+    if not rows or not any(isinstance(inner, Mapping) for inner in result):
         return ""
-    return f"a list of {len(made)} row{'s' * (len(made) != 1)}"
+    return f"a list of {len(result)} row{'s' * (len(result) != 1)}"
 
 
 class RegroupStage(Stage):

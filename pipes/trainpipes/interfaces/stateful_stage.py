@@ -68,8 +68,8 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
         super().__init_subclass__(**traits)
         _let_set(cls)
         pair = (cls.state_dict, cls.load_state_dict)
-        own = (StatefulStage.state_dict, StatefulStage.load_state_dict)
-        if (pair[0] is own[0]) != (pair[1] is own[1]):
+        defaults = (StatefulStage.state_dict, StatefulStage.load_state_dict)
+        if (pair[0] is defaults[0]) != (pair[1] is defaults[1]):
             raise ConfigError(f"{cls.__name__} must define both state_dict() and load_state_dict()")
         if not isinstance(cls.state_every, int) or cls.state_every < 1:
             said = f"must be a number of rows above 0, got {cls.state_every!r}"
@@ -96,20 +96,20 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
         """Keep what ``state_dict`` returned."""
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        kept = {"kept": at["kept"]} if "kept" in at else {}
+        saved = {"kept": at["kept"]} if "kept" in at else {}
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        return _Rows(self, kept, used).runs(below(at))
+        return _Rows(self, saved, used).runs(below(at))
 
-    def _working(self, kept: dict[str, Any]) -> Self:
+    def _working(self, saved: dict[str, Any]) -> Self:
         """A copy that may be written, as it starts or with what a state holds."""
         fresh = self._fresh()
         vars(fresh)["_writable"] = True
         fresh.start()
         if type(self).state_dict is StatefulStage.state_dict:
             return fresh
-        if kept:
+        if saved:
             try:
-                fresh.load_state_dict(cursor.decoded(kept["kept"]))
+                fresh.load_state_dict(cursor.decoded(saved["kept"]))
             except Exception as error:
                 said = f"load_state_dict() failed: {type(error).__name__}: {error}"
                 way = "it takes what state_dict() returned, with lists as lists"
@@ -163,8 +163,8 @@ class _Rows:
     rows were given since.
     """
 
-    def __init__(self, stage: StatefulStage, kept: dict[str, Any], used: int) -> None:
-        self._stage, self._kept, self._skip = stage, kept, used
+    def __init__(self, stage: StatefulStage, saved: dict[str, Any], used: int) -> None:
+        self._stage, self._kept, self._skip = stage, saved, used
         self._work: StatefulStage | None = None
         self._epoch: int | None = None
         self._base: dict[str, Any] = {}
@@ -195,12 +195,12 @@ class _Rows:
 
     def _snapshot(self, run: Run, number: int) -> None:
         assert self._work is not None
-        kept = self._work._kept()
-        if (size := len(json.dumps(kept))) > LARGE_STATE:
+        state = self._work._kept()
+        if (size := len(json.dumps(state))) > LARGE_STATE:
             way = "keep less, such as hashes in place of rows, or set state_every higher"
             warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
-        self._base = {"below": run.cursors.state(number), **kept}
-        self._known = {*cursor.known_rows(kept)}
+        self._base = {"below": run.cursors.state(number), **state}
+        self._known = {*cursor.known_rows(state)}
         self._since = self._given = 0
 
     def _made_of(self, run: Run) -> Iterator[Run]:
@@ -215,12 +215,12 @@ class _Rows:
                 self._snapshot(run, number)
                 self._known.update(whose[number:])
             self._since += 1
-            made = self._called("process", lambda row=row: self._work.process(row), run, number)
+            results = self._called("process", lambda row=row: self._work.process(row), run, number)
             place = 0
-            while rows := self._taken(made, RUN_ROWS, run, number):
-                for one in rows:
+            while rows := self._taken(results, RUN_ROWS, run, number):
+                for result in rows:
                     place += 1
-                    self._give(one, out, number, place, whose[number])
+                    self._give(result, out, number, place, whose[number])
                 if len(out.rows) >= RUN_ROWS:
                     yield out.run()
                     out = _Out(run.block, (self._base, self._given))
@@ -230,10 +230,10 @@ class _Rows:
         if self._work is None or self._last is None:
             return
         last = unplaced(self._last)
-        made = self._called("finish", lambda: self._work.finish(), last, 0)
+        results = self._called("finish", lambda: self._work.finish(), last, 0)
         (at,) = _whose(self._last)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
-        while rows := self._taken(made, RUN_ROWS, last, 0):
+        while rows := self._taken(results, RUN_ROWS, last, 0):
             for row in rows:
                 place += 1
                 self._give(row, out, 0, place, at)
@@ -272,9 +272,9 @@ class _Rows:
             self._blame(error, run, number)
             raise
 
-    def _taken(self, made: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
+    def _taken(self, results: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
         try:
-            taken: list[Any] = self._stage._draw_watch.around(lambda: list(islice(made, most)))()
+            taken: list[Any] = self._stage._draw_watch.around(lambda: list(islice(results, most)))()
             return taken
         except Exception as error:
             self._blame(error, run, number)
@@ -288,7 +288,8 @@ class _Rows:
 def _whose(block: Block) -> list[tuple[int, int, int]]:
     """Number, epoch and part of each row."""
     each = (
-        np.broadcast_to(np.asarray(one), len(block)).tolist() for one in (block.epoch, block.part)
+        np.broadcast_to(np.asarray(value), len(block)).tolist()
+        for value in (block.epoch, block.part)
     )
     return list(zip(block.ids.tolist(), *each, strict=True))
 
@@ -309,9 +310,9 @@ class _Out:
         below = self._below.take(number)
         if self.held:
             whose = _whose(below)
-            for row, own in self.held.items():  # known by the row that they came with
+            for row, known_by in self.held.items():  # known by the row that they came with
                 place[row] += whose[row][0] % HELD_PLACES
-                whose[row] = own
+                whose[row] = known_by
             ids, epoch, part = np.array(whose, dtype=np.int64).T.copy()
             below.ids, below.epoch, below.part = ids, epoch, part
             if (made_of := below.made_of) is not None:
@@ -329,5 +330,5 @@ class _Out:
             if not bases or bases[-1] is not base:
                 bases.append(base)
             which.append(len(bases) - 1)
-        given = np.array([count for _, count in self.ends], dtype=np.int64)
-        return Run(block, Cursors(tuple(bases), np.array(which, dtype=np.int64), given))
+        counts = np.array([count for _, count in self.ends], dtype=np.int64)
+        return Run(block, Cursors(tuple(bases), np.array(which, dtype=np.int64), counts))

@@ -49,14 +49,14 @@ class Topology:
         consumers = self.world_size * self.num_workers
         if num_shards % consumers == 0:
             return
-        what = f"{self.world_size} ranks" if self.world_size > 1 else ""
+        readers = f"{self.world_size} ranks" if self.world_size > 1 else ""
         if self.num_workers > 1:
-            what += (" x " if what else "") + f"{self.num_workers} DataLoader workers"
+            readers += (" x " if readers else "") + f"{self.num_workers} DataLoader workers"
         if one_consumer:
-            raise TopologyError(f"{what}: {one_consumer}")
+            raise TopologyError(f"{readers}: {one_consumer}")
         if not sharded:
             raise TopologyError(
-                f"{what} would all read the same rows: add .sharding_filter() to the pipeline"
+                f"{readers} would all read the same rows: add .sharding_filter() to the pipeline"
             )
         if self.rank or self.worker:
             return
@@ -68,7 +68,7 @@ class Topology:
         way = f"num_shards={' or '.join(map(str, would))} would"
         if self.num_workers > 1 and num_shards % self.world_size == 0:
             way += ", and trainpipes.Loader takes any number of workers"
-        warn_once(f"{what} do not divide num_shards={num_shards}: {cost}; {way}")
+        warn_once(f"{readers} do not divide num_shards={num_shards}: {cost}; {way}")
 
     def first(self, m: int) -> int:
         return m + (self.rank - m) % self.world_size

@@ -39,12 +39,12 @@ def cut(pipeline: Pipeline) -> Parts:
     stages = pipeline.stages
     mixed, way = isinstance(stages[0], MixingSource), "prepare each of its sources, and mix these"
     require(not mixed, OPTION, "of the files of one source", stages[0], way)
-    made = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
-    held = any(isinstance(stages[n], TokenizedBy) for n in made)
+    tokenizers = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
+    held = any(isinstance(stages[n], TokenizedBy) for n in tokenizers)
     require(not held, OPTION, "of texts, and not of token ids", pipeline)
     rule, way = "one with tokenize() or chat_template()", "write other rows by write_parquet()"
-    require(made, OPTION, rule, pipeline, way)
-    last, first_lists = made[-1], isinstance(stages[0], kinds.ListingSource)
+    require(tokenizers, OPTION, rule, pipeline, way)
+    last, first_lists = tokenizers[-1], isinstance(stages[0], kinds.ListingSource)
     ahead: list[Stage] = []
     training: list[Stage] = []
     closed = False  # whether all that is left is training's

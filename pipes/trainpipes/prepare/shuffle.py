@@ -162,9 +162,9 @@ def few_tables(rows: EpochRows, first: int, stop: int, size: int) -> Iterator[li
         yield held
 
 
-def damaged(place: Place, what: str) -> errors.DataError:
+def damaged(place: Place, why: str) -> errors.DataError:
     return errors.DataError(
-        f"{CALLER}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
+        f"{CALLER}(): the temporary files are damaged: {why}; begin anew with overwrite=True",
         path=place.root,
     )
 
@@ -250,11 +250,11 @@ def gather_file(
 
 
 def temporary_place(
-    out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
+    out: Place, temp_dir: Any, storage_options: Mapping[str, Any] | None, shared: bool
 ) -> Place:
-    if given is None and (shared or out.is_local):
+    if temp_dir is None and (shared or out.is_local):
         return out.below(f"{WORK}/{CALLER}")
-    root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
+    root = os.fspath(temp_dir or tempfile.gettempdir()).rstrip("/")
     # More than one output may have its temporary files in one folder.
     name = f"{root}/trainpipes-{CALLER}-{checksum(out.root)}"
     same = root.partition("://")[0] == out.root.partition("://")[0]
@@ -325,13 +325,15 @@ class Shuffle:
         tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
         scatter_all: Any = partial(scatter_part, schema, places, groups, unit)
         with output_folder.OutputFolder(temporary.below("scattered rows"), {}) as first:
-            made = output_folder.run(
+            manifest = output_folder.run(
                 tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
                 job="making",
             )  # fmt: skip
-        size = sum(info.notes["size"] for info in made.entries)
+        size = sum(info.notes["size"] for info in manifest.entries)
         with output_folder.OutputFolder(temporary.below("smaller pieces"), {}) as second:
-            buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
+            buckets = taken_apart(
+                manifest, size, first.place, groups, starts, unit, second, executor
+            )
         group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * count // size))
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
@@ -356,16 +358,16 @@ def grouped(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
 
 
 def taken_apart(
-    made: output_folder.Manifest, size: float, place: Place, groups: IntArray, starts: IntArray, unit: int,
-    folder: output_folder.OutputFolder, executor: Executor,
+    manifest: output_folder.Manifest, size: float, place: Place, groups: IntArray, starts: IntArray,
+    unit: int, folder: output_folder.OutputFolder, executor: Executor,
 ) -> list[Bucket]:  # fmt: skip
     """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
     tasks: list[Task] = []
     apart: list[tuple[IntArray, slice]] = []
     buckets_of: list[Bucket] = []
-    whole = pieces_of(enumerate(made.entries))
+    whole = pieces_of(enumerate(manifest.entries))
     for (first, stop), pieces in zip(pairwise(groups.tolist()), whole, strict=True):
-        units = np.cumsum(pieces[:, 2] - pieces[:, 1]) * (size / made.bytes / unit)
+        units = np.cumsum(pieces[:, 2] - pieces[:, 1]) * (size / manifest.bytes / unit)
         most = stop - first if units[-1] < 1.5 else int((stop - first) / units[-1]) + 1
         edges = cut(np.unique(np.clip(starts, first, stop)), most)
         if len(edges) == 2:

@@ -70,9 +70,9 @@ class Task:
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
     source: Any = plan.inputs.source
     lengths = plan.inputs.blocks.lengths
-    own = source.block_bytes
-    own = source.lengths * (source.row_bytes or 1.0) if own is None else own
-    sizes = (own * lengths / np.maximum(1, source.lengths)).astype(np.int64)
+    block_bytes = source.block_bytes
+    block_bytes = source.lengths * (source.row_bytes or 1.0) if block_bytes is None else block_bytes
+    sizes = (block_bytes * lengths / np.maximum(1, source.lengths)).astype(np.int64)
     parts = []
     for file in range(len(source.files)):
         first, stop = np.searchsorted(source.file_of_block, [file, file + 1]).tolist()
@@ -150,8 +150,8 @@ def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.
     ids = int(inputs.blocks.firsts[block]) + np.arange(begin, end, dtype=np.int64)
     try:
         data = read_rows(inputs.listed, reader, block, begin, end)
-        made = put_through(plan.chain.steps, Block(data, ids, epoch=0))
-        return compact(decoded(table_of(made.data, CALLER)).replace_schema_metadata())
+        rows_made = put_through(plan.chain.steps, Block(data, ids, epoch=0))
+        return compact(decoded(table_of(rows_made.data, CALLER)).replace_schema_metadata())
     except Exception as error:
         say_where(error, plan.inputs.place_of)
         raise
@@ -218,10 +218,10 @@ def _check(
     caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
     """Raise ConfigError for the first option that differs; one of ``...`` may be anything but None."""
-    given = {name: value for name, value in options.items() if value is not ...}
+    changed = {name: value for name, value in options.items() if value is not ...}
     now = {"tokenizer": load(tokenizer).fingerprint()}
     if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
-        now = MAKERS[saved["stage"]](tokenizer, **given).identity()
+        now = MAKERS[saved["stage"]](tokenizer, **changed).identity()
     now = json.loads(json.dumps(now))
     for name in ("tokenizer", *options):
         before, present = saved.get(name), now.get(name)
@@ -363,17 +363,17 @@ def tokenize(
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
     is_pipeline = isinstance(pipeline, Pipeline)
     require(is_pipeline, "tokenize(pipeline)", "a trainpipes Pipeline", pipeline)
-    given = checked_executor(executor, "tokenize", Threads(1))
+    chosen = checked_executor(executor, "tokenize", Threads(1))
     parts = cut(pipeline)
     dtype = _checked_format(format, dtype, compression, parts)
     is_parquet = format == "parquet"
     if is_parquet:
         _check_training(pipeline, parts)
     place = place_at(folder, "tokenize", storage_options, retry)
-    with given:  # before anything is read: Ray starts processes
+    with chosen:  # before anything is read: Ray starts processes
         plan = open_plan(parts.ahead)
         suffix = ".parquet" if is_parquet else ".bin"
-        refuse_functions(plan, given, "tokenize")
+        refuse_functions(plan, chosen, "tokenize")
         schema = first_rows(plan).schema
         if not is_parquet and schema.names != ["input_ids"]:
             raise ConfigError(
@@ -387,17 +387,17 @@ def tokenize(
         about = {"options": options, "tokenized": {"ids": ids}}
         opened = partial(open_plan, parts.ahead, plan.inputs.source, plan.inputs.schemas.known())
         open_file = partial(BareFile, dtype) if dtype else _form(compression, schema).open
-        with open_output(place, plan, [f"part{suffix}"], given, about, overwrite) as out:
+        with open_output(place, plan, [f"part{suffix}"], chosen, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
-            workers = _worthwhile(plan, missing) if executor is None else given
+            workers = _worthwhile(plan, missing) if executor is None else chosen
             read = sum(task.rows for task in tasks)
-            made = make_files(
+            manifest = make_files(
                 tasks, partial(make, open_file, schema, ids), out, workers,
                 open_state=opened, total=read, job="tokenizing",
             )  # fmt: skip
-    tokens = sum(entry.notes["tokens"] for entry in made.entries)
+    tokens = sum(entry.notes["tokens"] for entry in manifest.entries)
     return Tokenized(
-        **vars(made), tokens=tokens, read=read, format=format, dtype=dtype,
+        **vars(manifest), tokens=tokens, read=read, format=format, dtype=dtype,
         _parts=parts, _storage_options=storage_options,
     )  # fmt: skip
 

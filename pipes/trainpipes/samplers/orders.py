@@ -70,9 +70,9 @@ class RowSampler(Sampler[int]):
         options = {name: getattr(self, name) for name in self._options}
         return {"sampler": type(self).__name__, **options}
 
-    def _named(self, what: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def _named(self, option: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
         """The same with how many numbers it was given, and their digest."""
-        named = {"sampler": "", what: len(values), "digest": short_digest(values.tobytes())}
+        named = {"sampler": "", option: len(values), "digest": short_digest(values.tobytes())}
         return named | RowSampler.fingerprint(self)
 
     def check(self, rows: int) -> None:
@@ -435,10 +435,8 @@ class WeightedRandomSampler(RowSampler):
         require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
         numbers = numbers.astype(np.float64)
         for row in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))[:1]:
-            given = f"got {numbers[row]} for row {row:,}"
-            raise ConfigError(
-                f"WeightedRandomSampler(weights) must be finite and 0 or more, {given}"
-            )
+            got = f"got {numbers[row]} for row {row:,}"
+            raise ConfigError(f"WeightedRandomSampler(weights) must be finite and 0 or more, {got}")
         require(
             numbers.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights
         )

@@ -115,15 +115,15 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
     """What a sampler gives with torch's global generator seeded, and its own; a few keys at a time,
     after which the global one is put back.
     """
-    own = getattr(sampler, "generator", None)
-    own = own if isinstance(own, torch.Generator) else torch.Generator()
-    kept, iterator, state = own.get_state(), None, None
+    generator = getattr(sampler, "generator", None)
+    generator = generator if isinstance(generator, torch.Generator) else torch.Generator()
+    before, iterator, state = generator.get_state(), None, None
     try:
         while True:
             with torch.random.fork_rng(devices=[]):
                 if iterator is None or state is None:
                     torch.manual_seed(seed)
-                    own.manual_seed(seed ^ own.initial_seed())
+                    generator.manual_seed(seed ^ generator.initial_seed())
                     iterator = iter(sampler)
                 else:
                     torch.set_rng_state(state)
@@ -133,7 +133,7 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
                 return
             yield from keys
     finally:
-        own.set_state(kept)
+        generator.set_state(before)
 
 
 def _seeded(sampler: Any, seed: int) -> Any:
@@ -143,7 +143,7 @@ def _seeded(sampler: Any, seed: int) -> Any:
         return data.BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if type(sampler) not in WITH_GENERATOR:
         return sampler
-    seeded, own = copy.copy(sampler), sampler.generator
-    seed = seed if own is None else seed ^ own.initial_seed()
+    seeded, generator = copy.copy(sampler), sampler.generator
+    seed = seed if generator is None else seed ^ generator.initial_seed()
     seeded.generator = torch.Generator().manual_seed(seed)
     return seeded

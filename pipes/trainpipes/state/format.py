@@ -354,18 +354,18 @@ def unrecognized_state_error(state: Any) -> StateError:
             return StateError(f"{rule}; load what torch.load(path, weights_only=True) gives")
         return StateError(f"{rule}; of the states of all ranks make one with merge_states(states)")
     if "_snapshot" in state or "fetcher_state" in state:
-        what = "the state of a StatefulDataLoader"
+        kind = "the state of a StatefulDataLoader"
         cure = (
             "load it into a StatefulDataLoader with as many workers, or count batches: "
             "load_state_dict(pipe.state_at(batches_delivered_to_each_rank, epoch=...))"
         )
     elif {"root", "num_yielded"} <= state.keys():
-        what = "the state of a torchdata.nodes.Loader"
+        kind = "the state of a torchdata.nodes.Loader"
         cure = "load it into the torchdata.nodes.Loader that saved it"
     else:
         key = "batches" if "trainpipes" in state else "trainpipes"
         keys = ", ".join(map(shown, list(state)[:4])) or "empty"
-        what = f"a dict without the key {key!r} ({keys})"
+        kind = f"a dict without the key {key!r} ({keys})"
         inside = [
             key for key, inner in state.items() if isinstance(inner, Mapping) and "batches" in inner
         ]
@@ -374,7 +374,7 @@ def unrecognized_state_error(state: Any) -> StateError:
             if inside
             else "load what state_dict() of this pipeline or loader gave, as it was"
         )
-    return StateError(f"a state must be one of trainpipes, got {what}; {cure}")
+    return StateError(f"a state must be one of trainpipes, got {kind}; {cure}")
 
 
 def render(

@@ -103,7 +103,7 @@ def _files(positions: list[Position]) -> dict[str, Any]:
     """The names of the files of an epoch, where folders grow: all ranks have the same."""
     files = [position.extra.get("files") for position in positions]
     if files.count(files[0]) < len(files):
-        other = next(number for number, own in enumerate(files) if own != files[0])
+        other = next(number for number, names in enumerate(files) if names != files[0])
         raise StateError(f"files: state 0 and state {other} differ; merge states of one run")
     return {} if files[0] is None else {"files": files[0]}
 
@@ -192,31 +192,31 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
     if not _world or _world[0] is not dist.group.WORLD:
         _world[:] = [dist.group.WORLD]
         _calls.clear()
-    (call, before), own = _calls.get(ranks, (0, "")), dist.get_rank()
+    (call, before), my_rank = _calls.get(ranks, (0, "")), dist.get_rank()
     members = "-".join(map(str, ranks))
     store = PrefixStore(f"trainpipes/state/gather/{members}", _get_default_store())
     place, came = "", 0
     for attempt in count():  # those before it have failed
         place = f"{call}.{attempt}"
-        store.set(f"{place}/{own}", json.dumps(value))
+        store.set(f"{place}/{my_rank}", json.dumps(value))
         came = store.add(f"{place}/came", 1)
         if came > 0:
             break
-        store.delete_key(f"{place}/{own}")
+        store.delete_key(f"{place}/{my_rank}")
     if came == len(ranks):
         store.set(f"{place}/decision", ALL_CAME.decode())
     elif _decision(store, place, len(ranks), timeout) == FAILED:
         late = [str(rank) for rank in ranks if not store.check([f"{place}/{rank}"])]
-        store.delete_key(f"{place}/{own}")
+        store.delete_key(f"{place}/{my_rank}")
         raise StateError(
             f"{what} of all ranks is asked for by all of them after the same step, and rank"
-            f"{'s' if len(late) > 1 else ''} {', '.join(late)} did not ask within {timeout:g} s, rank {own} "
-            "did: call it on every rank; a checkpoint that one rank saves alone, on an exception, cannot "
+            f"{'s' if len(late) > 1 else ''} {', '.join(late)} did not ask within {timeout:g} s, rank "
+            f"{my_rank} did: call it on every rank; a checkpoint that one rank saves alone, on an exception, cannot "
             "have it"
         )
     _calls[ranks] = call + 1, place
     if before:  # all have it, since they have come to this call
-        for key in (own, "came", "decision"):
+        for key in (my_rank, "came", "decision"):
             store.delete_key(f"{before}/{key}")
     return [json.loads(store.get(f"{place}/{rank}")) for rank in ranks]
 

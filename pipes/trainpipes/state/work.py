@@ -171,12 +171,12 @@ def render_work(work: WorkState) -> dict[str, Any]:
     tag = checksum(work.identity, *common.values())
     retired = packed(work.retired)
     state = {**common, "pipeline": sealed(work.identity, tag), "retired": retired}
-    for number, own in sorted(work.classes.items()):
+    for number, class_work in sorted(work.classes.items()):
         entry: dict[str, Any] = {
-            "read": own.read, "open": _bits(own.open, work.num_classes), "at": own.at,
+            "read": class_work.read, "open": _bits(class_work.open, work.num_classes), "at": class_work.at,
         }  # fmt: skip
-        if own.cursor is not None:
-            entry["cursor"] = own.cursor
+        if class_work.cursor is not None:
+            entry["cursor"] = class_work.cursor
         text, key = json.dumps(entry, separators=(",", ":")), class_key(number)
         state[key] = sealed(text, checksum(text, key, tag))
     return state
@@ -212,8 +212,8 @@ def read_work(state: Any) -> WorkState:
             )
         entry = json.loads(text)
         read, at = WorkKey(*entry["read"]), WorkKey(*entry["at"])
-        own = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
-        classes[int(key.removeprefix("work-"))] = own
+        class_work = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
+        classes[int(key.removeprefix("work-"))] = class_work
     try:
         rows = frozenset(unpacked(retired))
     except (ValueError, zlib.error):
@@ -243,14 +243,14 @@ def merge_work(states: Collection[Any]) -> dict[str, Any]:
                 f"first_epoch: state 0 has {first.first_epoch}, state {number} has {part.first_epoch}; merge "
                 "states of one run"
             )
-        own = part.in_classes(step)
-        twice = sorted(classes.keys() & own.keys())
+        part_classes = part.in_classes(step)
+        twice = sorted(classes.keys() & part_classes.keys())
         if twice:
             raise StateError(
                 f"{class_key(twice[0])}: state {number} has it, and one before it; merge one state of "
                 "each rank"
             )
-        classes |= own
+        classes |= part_classes
     lacking = [number for number in range(step) if number not in classes]
     if lacking:
         raise StateError(

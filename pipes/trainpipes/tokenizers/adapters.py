@@ -83,9 +83,9 @@ class Function(TokenizerEngine):
         return self._function
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        given = texts.to_pylist()
+        python_texts = texts.to_pylist()
         with self.turn:  # reading the ids too: the function may use the same list again
-            return ids_of(self._function(given), len(texts), self)
+            return ids_of(self._function(python_texts), len(texts), self)
 
     def decode(self, ids: Sequence[int]) -> None:
         return None
@@ -111,8 +111,8 @@ class Slow(TokenizerEngine):
     def _ids(self, texts: list[str], special: bool) -> Any:
         off = ("padding", "truncation", "return_attention_mask", "return_token_type_ids", "verbose")
         with self.turn:
-            made = self.loaded(texts, add_special_tokens=special, **dict.fromkeys(off, False))
-        return made["input_ids"]
+            encoding = self.loaded(texts, add_special_tokens=special, **dict.fromkeys(off, False))
+        return encoding["input_ids"]
 
     def runs_on(self) -> str:
         return "transformers, in Python, by one thread at a time"
@@ -131,10 +131,12 @@ class Slow(TokenizerEngine):
 
     @locks.cached_property
     def special(self) -> Special:
-        own = self._tokenizer
-        ends = {} if own.eos_token_id is None else {own.eos_token: own.eos_token_id}
-        side: Side = "left" if own.padding_side == "left" else "right"
-        return Special(ends, own.pad_token_id, side, own.all_special_ids)
+        tokenizer = self._tokenizer
+        ends = (
+            {} if tokenizer.eos_token_id is None else {tokenizer.eos_token: tokenizer.eos_token_id}
+        )
+        side: Side = "left" if tokenizer.padding_side == "left" else "right"
+        return Special(ends, tokenizer.pad_token_id, side, tokenizer.all_special_ids)
 
     def token_id(self, token: str) -> int | None:
         return self.pieces().get(token)
@@ -151,8 +153,8 @@ class Slow(TokenizerEngine):
 
     @locks.cached_property
     def _digest(self) -> str:
-        kept = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
-        content = json.dumps(kept, sort_keys=True, default=str)
+        parts = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
+        content = json.dumps(parts, sort_keys=True, default=str)
         return digest(content.encode("utf-8", "surrogatepass"))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -186,12 +188,12 @@ class SentencePiece(TokenizerEngine):
     def __init__(self, model: Any) -> None:
         super().__init__(model if isinstance(model, str) else type(model).__name__)
         checks.need("sentencepiece", "a SentencePiece model")
-        given = isinstance(model, str)
-        self._content = read(model) if given else bytes(model.serialized_model_proto())
+        is_path = isinstance(model, str)
+        self._content = read(model) if is_path else bytes(model.serialized_model_proto())
         others = {"bos": "add_eos", "eos": "add_bos"}
         self._adds = [
             name for name, other in others.items()
-            if not given and model.encode("", out_type=int, **{other: False})
+            if not is_path and model.encode("", out_type=int, **{other: False})
         ]  # fmt: skip
 
     def _load(self) -> Any:

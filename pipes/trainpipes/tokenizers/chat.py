@@ -58,8 +58,8 @@ class Chat(Loaded):
         self._given = template
 
     def _load(self) -> Any:
-        given = self._tokenizer
-        tokenizer = auto_tokenizer(given) if isinstance(given, str) else copy.deepcopy(given)
+        source = self._tokenizer
+        tokenizer = auto_tokenizer(source) if isinstance(source, str) else copy.deepcopy(source)
         if not getattr(tokenizer, "is_fast", False):
             kind = type(tokenizer).__name__
             raise wrong("chat_template(tokenizer)", "a fast tokenizer of transformers", kind)
@@ -161,10 +161,10 @@ class Chat(Loaded):
                 raise DataError(f"the tokens of message {number} are not found, as {why}: {way}")
             content = message.get("content")
             said = upto[len(before) :]
-            kept = len(said.rstrip())
+            length = len(said.rstrip())
             if isinstance(content, str) and content in said:  # its own line ends stay
-                kept = max(kept, said.find(content) + len(content))
-            spans.append((len(before), len(before) + kept))
+                length = max(length, said.find(content) + len(content))
+            spans.append((len(before), len(before) + length))
         return spans
 
 

@@ -128,21 +128,21 @@ def assemble(
     """Each row's segments joined, cut to ``room`` tokens, between prefix and suffix; and the tokens
     of each piece, these included, int64 ``[rows, pieces]``.
     """
-    kept, counts = _cut(segments, room, side)
+    shortened, counts = _cut(segments, room, side)
     rows, around = len(counts), (*prefix, *suffix)
-    pieces = np.empty((rows, len(kept) + 2), dtype=np.int64)
+    pieces = np.empty((rows, len(shortened) + 2), dtype=np.int64)
     pieces[:, 0], pieces[:, 1:-1], pieces[:, -1] = len(prefix), counts, len(suffix)
-    if len(kept) == 1:
+    if len(shortened) == 1:
         if not around:
-            return kept[0], pieces
-        edges = np.stack([kept[0].offsets[:-1], kept[0].offsets[1:]], axis=1).reshape(-1)
+            return shortened[0], pieces
+        edges = np.stack([shortened[0].offsets[:-1], shortened[0].offsets[1:]], axis=1).reshape(-1)
         places = np.repeat(edges, np.tile([len(prefix), len(suffix)], rows))
-        values = np.insert(kept[0].values, places, np.tile(around, rows))
+        values = np.insert(shortened[0].values, places, np.tile(around, rows))
     else:  # of each token, the piece that it is of: those of a piece stand in the order of rows
         numbers = np.tile(np.arange(pieces.shape[1], dtype=np.uint8), rows)
         piece = np.repeat(numbers, pieces.reshape(-1))
         values = np.empty(len(piece), dtype=np.int32)
-        parts = [np.tile(prefix, rows), *(k.values for k in kept), np.tile(suffix, rows)]
+        parts = [np.tile(prefix, rows), *(k.values for k in shortened), np.tile(suffix, rows)]
         for number, part in enumerate(parts):
             values[piece == number] = part
     return Ragged.of_lengths(values, pieces.sum(axis=1)), pieces

@@ -304,9 +304,9 @@ class HuggingFace(TokenizerEngine):
         each = np.arange(rows + 1)
         ids, types = [], []
         for token, kind, text in frame:
-            own = Ragged(np.full(rows, token, np.int32), each) if text is None else pair[text]
-            ids.append(own)
-            types.append(Ragged(np.full_like(own.values, kind), own.offsets))
+            ragged = Ragged(np.full(rows, token, np.int32), each) if text is None else pair[text]
+            ids.append(ragged)
+            types.append(Ragged(np.full_like(ragged.values, kind), ragged.offsets))
         return assemble(ids)[0], assemble(types)[0]
 
     @cached_property
@@ -322,11 +322,16 @@ class HuggingFace(TokenizerEngine):
             probe.post_processor = self._plain.post_processor
         probes = {}
         for count, special in ((1, True), (2, False), (2, True)):
-            made = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
-            mask, which = made.special_tokens_mask, made.sequence_ids
-            rows = zip(made.ids, made.type_ids, which, mask, strict=True)
-            texts = ((i, kind, -1 if text is None else text, own) for i, kind, text, own in rows)
-            probes[count, special] = [(i, t, None if own else text) for i, t, text, own in texts]
+            encoding = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
+            mask, which = encoding.special_tokens_mask, encoding.sequence_ids
+            rows = zip(encoding.ids, encoding.type_ids, which, mask, strict=True)
+            texts = (
+                (i, kind, -1 if text is None else text, is_special)
+                for i, kind, text, is_special in rows
+            )
+            probes[count, special] = [
+                (i, t, None if is_special else text) for i, t, text, is_special in texts
+            ]
         return probes
 
     def affixes(self) -> Affixes:
@@ -385,13 +390,13 @@ def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple
     """
     a, b = first.lengths, second.lengths
     short = np.minimum(a, b)
-    kept = np.where(a + b > room, np.minimum(short, room // 2), short)  # of the shorter one
-    longer = np.minimum(np.maximum(a, b), room - kept)
+    of_shorter = np.where(a + b > room, np.minimum(short, room // 2), short)  # of the shorter one
+    longer = np.minimum(np.maximum(a, b), room - of_shorter)
     swapped = a > b
-    rooms = np.where(swapped, longer, kept), np.where(swapped, kept, longer)
+    rooms = np.where(swapped, longer, of_shorter), np.where(swapped, of_shorter, longer)
     pairs = zip((first, second), rooms, strict=True)
-    one, other = (assemble([t], room=room, side=side)[0] for t, room in pairs)
-    return one, other
+    first_part, second_part = (assemble([t], room=room, side=side)[0] for t, room in pairs)
+    return first_part, second_part
 
 
 def _set_only(value: Any) -> Any:
@@ -400,5 +405,5 @@ def _set_only(value: Any) -> Any:
         return [_set_only(v) for v in value]
     if not isinstance(value, dict):
         return value
-    given = ((k, v) for k, v in value.items() if v is not None and v is not False and v != "")
-    return {k: _set_only(v) for k, v in given}
+    set_values = ((k, v) for k, v in value.items() if v is not None and v is not False and v != "")
+    return {k: _set_only(v) for k, v in set_values}

@@ -165,8 +165,15 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
 
     def _combined(self, stage: str) -> CombinedLoader:
         """A stage's loaders for Lightning; the same ones each time."""
-        given, mode = getattr(self, stage), "max_size_cycle" if stage == "train" else "sequential"
-        combined = copy(given) if isinstance(given, CombinedLoader) else CombinedLoader(given, mode)
+        stage_data, mode = (
+            getattr(self, stage),
+            "max_size_cycle" if stage == "train" else "sequential",
+        )
+        combined = (
+            copy(stage_data)
+            if isinstance(stage_data, CombinedLoader)
+            else CombinedLoader(stage_data, mode)
+        )
         pipelines, option = combined.flattened, f"PipelineDataModule({stage})"
         lasting = stage != "train" or combined._mode != "max_size" or len(pipelines) == 1
         rule, way = '"max_size_cycle" or "min_size" for training', "what has ended has no position"

@@ -107,10 +107,12 @@ class TrainingLoader:
         require(not changes, option, rule, "one that changes", way)
         before, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
         is_read = isinstance(trainer.strategy, DeepSpeedStrategy)
-        own = take_steps(self.loader, global_batches, option, before, is_read)
-        rule = f"divisible by the {own} batches of a step on a rank"
-        require(isinstance(limit, float) or limit % own == 0, "limit_train_batches", rule, limit)
-        trainer.accumulate_grad_batches = own
+        batches = take_steps(self.loader, global_batches, option, before, is_read)
+        rule = f"divisible by the {batches} batches of a step on a rank"
+        require(
+            isinstance(limit, float) or limit % batches == 0, "limit_train_batches", rule, limit
+        )
+        trainer.accumulate_grad_batches = batches
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
         self.loader.load_state_dict(state, allow_changes=allow_changes)

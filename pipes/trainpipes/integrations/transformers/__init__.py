@@ -72,8 +72,8 @@ class PipelineTrainerMixin(Base):
     _training: loaders.TrainingLoader | None = None
 
     def __init__(self, *arguments: Any, global_batches: int | None = None, **options: Any) -> None:
-        given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
-        _check_given({**given.arguments, **given.kwargs})
+        bound = inspect.signature(super().__init__).bind_partial(*arguments, **options)
+        _check_given({**bound.arguments, **bound.kwargs})
         super().__init__(*arguments, **options)
         self.callback_handler.callbacks.insert(0, loaders.NotePosition())  # others read the epoch
         self._global_batches = global_batches
@@ -89,13 +89,13 @@ class PipelineTrainerMixin(Base):
         """As the Trainer says; a pipeline goes on with the batch that would have come."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
-        kept = self.args.ignore_data_skip
+        skips = self.args.ignore_data_skip
         if isinstance(resume_from_checkpoint, str):
             self._resumes_from = resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint, *arguments, **options)
         finally:
-            self.args.ignore_data_skip = kept
+            self.args.ignore_data_skip = skips
             self._resumes_from = self._training = None
 
     def get_train_dataloader(self) -> Any:
@@ -233,13 +233,13 @@ class PipelineTrainerMixin(Base):
         """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
         if not isinstance(dataloader, loaders.EvaluationLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        kept = self.args.average_tokens_across_devices
+        averages = self.args.average_tokens_across_devices
         self.args.average_tokens_across_devices = False
         self.gather_function = dataloader.gatherer(self.args.eval_batch_size)
         try:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
-            self.args.average_tokens_across_devices = kept
+            self.args.average_tokens_across_devices = averages
             self.gather_function = self.accelerator.gather_for_metrics
 
     # Both
@@ -283,13 +283,13 @@ def _makes_batches(dataset: Any) -> bool:
     return isinstance(dataset, Record) and dataset._batching() is not None
 
 
-def _check_given(given: dict[str, Any]) -> None:
+def _check_given(arguments: dict[str, Any]) -> None:
     """Raise for arguments that would fail later, or have no effect."""
     usual = transformers.TrainingArguments
-    args = given.get("args") or usual  # whose defaults it would take
+    args = arguments.get("args") or usual  # whose defaults it would take
     size = args.per_device_train_batch_size
     for name in ("train_dataset", "eval_dataset"):
-        dataset = given.get(name)
+        dataset = arguments.get(name)
         for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
             pipe: Any = (
                 part.pipeline if isinstance(part, Loader) else getattr(part, "dataset", None)
@@ -297,11 +297,11 @@ def _check_given(given: dict[str, Any]) -> None:
             if isinstance(pipe, Record):
                 way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
                 raise wrong(name, "the pipeline itself", part, way)
-            if isinstance(part, Record) and given.get("data_collator") is None:
+            if isinstance(part, Record) and arguments.get("data_collator") is None:
                 way = f"end it with .batch({size}).pad_collate(), or pass a data_collator to the Trainer"
                 part._need_batches(name, way)
     # A trainer of TRL is given something to look at in place of its pipeline.
-    pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
+    pipe = getattr(arguments.get("train_dataset"), "pipeline", arguments.get("train_dataset"))
     if not _makes_batches(pipe):
         return
     plan = plan_of(pipe)

@@ -37,10 +37,10 @@ def saved_position(folder: Path) -> tuple[int, dict[str, Any], int] | None:
     path = folder / FILE
     try:
         saved = json.loads(path.read_text())
-        first, state, given = saved["first_epoch"], saved["loader"], saved.get("given", 0)
-        good = is_count(first) and first <= state["epoch"] and is_count(given)
+        first, state, batches = saved["first_epoch"], saved["loader"], saved.get("given", 0)
+        good = is_count(first) and first <= state["epoch"] and is_count(batches)
         if saved["step"] == trained(folder)[0] and good:
-            return first, state, given
+            return first, state, batches
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, OSError, TypeError, KeyError):
@@ -127,12 +127,12 @@ class TrainingLoader:
             )
         return saved is not None
 
-    def _left(self, state: dict[str, Any], given: int) -> int | None:
+    def _left(self, state: dict[str, Any], batches: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
         left = batches_left(plan_of(self.loader), state["batches"], self.loader._step)
         if left is None:
             return None
-        return left // iteration_of(self.loader).ranks()[1] * self.times - given
+        return left // iteration_of(self.loader).ranks()[1] * self.times - batches
 
     def steps_and_epochs(
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
@@ -161,10 +161,10 @@ class TrainingLoader:
 
     def position(self, step: int, timeout: float) -> dict[str, Any]:
         """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
-        state, given = self._noted
+        state, batches = self._noted
         state = self.loader._whole(state, None, timeout)
         position = {"step": step, "first_epoch": self._first_epoch, "loader": state}
-        return position if self.times == 1 else {**position, "given": given}
+        return position if self.times == 1 else {**position, "given": batches}
 
 
 class EpochLength(int):
@@ -251,8 +251,8 @@ class EvaluationLoader(DataLoaderStateMixin):
         batch = None if batch is None else self._prepare(batch)
         sizes = [0 if batch is None else _rows(batch)]
         if self._accelerator.num_processes > 1:
-            own = torch.tensor(sizes, device=self._accelerator.device)
-            sizes = self._accelerator.gather(own).tolist()
+            rank_sizes = torch.tensor(sizes, device=self._accelerator.device)
+            sizes = self._accelerator.gather(rank_sizes).tolist()
         if not any(sizes):
             return None
         if batch is None and self._filler is None:  # there are more ranks than batches
