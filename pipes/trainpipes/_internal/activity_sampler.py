@@ -124,7 +124,7 @@ class ActivitySampler(threading.Thread):
         return self._over.is_set()
 
     def take(self) -> Counts:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         with self._lock:
             now, cpu = perf_counter(), time.process_time()
             counts = Counts(now - self._since, samples=self._samples, late=self._late)
@@ -215,7 +215,7 @@ def folder_of(number: int) -> Path:
 
 
 def reported(folder: Path) -> Iterator[Counts]:
-    """What workers have written since the last time."""
+    """The counts that workers have written since the last time."""
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError):
             counts = json.loads(path.read_bytes())

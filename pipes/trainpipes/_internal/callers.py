@@ -114,14 +114,14 @@ def refuse_in_an_iterable() -> None:
 
 
 def _asked(question: str, *about: Any) -> Any:
-    """What is known of the libraries that are imported; None without them."""
+    """Ask the module that knows other libraries; None if none of them is imported."""
     if not any(library in sys.modules for library in LIBRARIES):
         return None
     return getattr(import_module(KNOWING), question)(*about)
 
 
 def in_trainer() -> str | None:
-    """What to write instead, where the HF Trainer asks."""
+    """The code to write instead, where the HF Trainer asks."""
     way: str | None = _asked("in_trainer")
     return way
 

@@ -127,14 +127,14 @@ class Bell:
         self._sleeping: deque[threading.Lock] = deque()
 
     def sleeper(self) -> threading.Lock:
-        """What opens when it rings next; to be waited for without the lock, by ``acquire``."""
+        """A lock that opens at the next ring. Wait for it by ``acquire``, and hold no other lock."""
         sleeper = threading.Lock()
         sleeper.acquire()
         self._sleeping.append(sleeper)
         return sleeper
 
     def forget(self, sleeper: threading.Lock) -> None:
-        """Of one that does not wait any more."""
+        """Forget one that does not wait any more."""
         with suppress(ValueError):
             self._sleeping.remove(sleeper)
 

@@ -80,7 +80,7 @@ def make_file(
 
 
 def _make_folder(folder: Path, own: bool = True) -> None:
-    """Make a folder; one of a cache only if the one above, which keeps others out, is one's own."""
+    """Make a folder. The folder above one of a cache keeps other users out: it must be owned by this user."""
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     for above in (top.parent, top):
         os.makedirs(above, 0o700, exist_ok=True)
@@ -189,7 +189,7 @@ def read(path: Path, about: dict[str, Any], *, own: bool = True) -> pa.Table | N
 def read_content(
     path: Path, parse: Callable[[pa.Buffer], T | None], *, own: bool = True
 ) -> T | None:
-    """What ``parse`` makes of a file's content; None if it is not there, or not whole."""
+    """Parse a file's content; None if the file is not there, or not whole."""
     try:
         handle = open_file(path, own=own)
     except NotOwnError as error:

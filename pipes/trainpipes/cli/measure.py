@@ -81,7 +81,7 @@ def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:
 def report(
     total: Mapping[str, Any], first: Mapping[str, Any], warm: Mapping[str, Any], step_seconds: float
 ) -> dict[str, Any]:
-    """What a run came to; rates leave out the start and the warm-up."""
+    """The figures of a run; rates leave out the start and the warm-up."""
     seconds = total["seconds"] - warm["seconds"]
 
     def rate(name: str) -> float | None:

@@ -162,7 +162,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What the options say of a pipeline."""
+    """The options that choose a pipeline."""
 
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class PipelineOptions:
     storage_options: dict[str, Any] | None = None
 
     def pipeline(self, source: str, files: Sequence[str]) -> Pipeline:
-        """That of a recipe or a config by its name, or the rows of files."""
+        """The pipeline of a recipe or a config by its name, or the rows of files."""
         if re.fullmatch(r"[^\W\d][\w-]*", source):  # files of this name do not count
             return self.recipe(source, files)
         if source.endswith((".yaml", ".yml")):

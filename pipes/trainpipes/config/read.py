@@ -285,7 +285,7 @@ class Reader(Document):
         return self._imported(value, node, path) if node.tag else value
 
     def _asked(self, node: Node, path: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function says, whose ValueError then says where."""
+        """Call a function; its ValueError then names the place in the file."""
         try:
             return call(*arguments)
         except ValueError as error:
@@ -412,7 +412,7 @@ class Reader(Document):
         nodes: Mapping[str, Node],
         prefix: str,
     ) -> Pipeline:
-        """What a stage or a recipe makes of its options; an error says where they stand."""
+        """Call a stage or a recipe with its options; an error names the lines of these."""
         kinds, options = declared_kinds(kind), {}
         for name, value in nodes.items():
             at = joined(prefix, name)

@@ -292,7 +292,7 @@ class Place:
 
 
 class Lock(Protocol):
-    """Of a folder. To be freed wherever it may be taken: Ctrl-C may come at any moment."""
+    """The lock of a folder. Free it wherever it may have been taken: Ctrl-C may come at any moment."""
 
     def take(self) -> None:
         """Make the folder, and lock it; raises ConfigError if another one writes there."""
@@ -340,7 +340,7 @@ class _LocalLock:
 
 
 class _Lease:
-    """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
+    """A lock of a URL: an object that names its holder, and counts up while the holder lives."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -434,7 +434,7 @@ class _Lease:
 
 @contextmanager
 def clean_up(what: str) -> Iterator[None]:
-    """What fails is a warning: all that counts is there."""
+    """Make failures warnings: all that counts is there."""
     try:
         yield
     except (OSError, errors.TrainpipesError) as error:

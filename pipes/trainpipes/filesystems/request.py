@@ -158,7 +158,7 @@ class _Reply(NamedTuple):
 
 
 def _reply(error: BaseException) -> _Reply:
-    """What a server has answered; status 0 if it has not."""
+    """A server's answer; status 0 without one."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
         about, said = response.get("ResponseMetadata") or {}, response.get("Error") or {}
@@ -172,7 +172,7 @@ def _reply(error: BaseException) -> _Reply:
 
 
 def _own_status(of: Any) -> Any:
-    """By the first of its names that there is: aiohttp warns of another one."""
+    """The first status attribute that it has: of others aiohttp warns."""
     return next((getattr(of, name) for name in STATUS_NAMES if hasattr(of, name)), None)
 
 
@@ -220,7 +220,7 @@ def current(system: Any) -> Any:
 
 
 def renew(system: Any, used: Any) -> bool:
-    """Have a new file system in place of the one that was ``used``, which finds its credentials again."""
+    """Replace the file system that was ``used`` with a new one, which reads its credentials again."""
     if _is(system, "HTTPFileSystem"):
         return False  # which has those of its address
     with _renewing:
@@ -320,14 +320,14 @@ def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, An
 
 
 class Answer(pool.Future):
-    """What a request gives, once it is there."""
+    """The result of a request, once it is there."""
 
     def cancel(self) -> None:
         """Nobody waits any more."""
 
 
 class _InLoop(Answer):
-    """Of a coroutine, which runs in the thread of a file system's loop."""
+    """The result of a coroutine, which runs in the thread of a file system's loop."""
 
     def __init__(self, loop: Any, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         super().__init__(lambda: self._task.result())

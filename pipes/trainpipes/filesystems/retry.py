@@ -154,7 +154,7 @@ class Requests:
             raise
 
     def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
-        """What a method of a file system returns for paths; ``size`` bytes go to the server."""
+        """Call a method of a file system with paths; ``size`` bytes go to the server."""
         name = _name(system, ([path for path in paths if isinstance(path, str)] or paths[0])[-1])
         changes = method == "cat_file"
 
@@ -204,7 +204,7 @@ class Requests:
         return contents
 
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
-        """What fewer bytes mean: a file that has become shorter, or a broken connection."""
+        """The error that fewer bytes mean: a file that has become shorter, or a broken connection."""
         system.invalidate_cache()
         now = self._result(request.begin(system, "size", path), try_seconds(self._retry))
         if now is not None and now < size:
@@ -220,7 +220,7 @@ class Requests:
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
-        """What ``work`` returns, and the number of tries; ``amount`` bytes go one way or the other."""
+        """The result of ``work``, and the number of tries; ``amount`` bytes go one way or the other."""
         more, began = amount / SLOWEST, time.monotonic()
         limit = more + (LONG * self._seconds if long else try_seconds(self._retry))
         end = math.inf if long else began + self._seconds

@@ -87,7 +87,7 @@ class DrawWatch:
 
 
 def _states() -> dict[str, tuple[Any, Any]]:
-    """Of each generator what a seed sets, and where it stands. NumPy's and Python's set the first anew after
+    """The seeded part and the position of each generator. NumPy's and Python's set the first anew after
     624 numbers, too: a call that draws more looks like one that sets a seed.
     """
     numpys = np.random.get_state(legacy=False)

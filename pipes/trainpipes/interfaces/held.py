@@ -223,7 +223,7 @@ class Held:
 
     @property
     def epoch(self) -> int:
-        """That of the first row."""
+        """The epoch of the first row."""
         return _epoch(self._runs[0])
 
     def _take(self, run: Run) -> None:
@@ -325,7 +325,7 @@ class Turn:
 
     @staticmethod
     def of(at: dict[str, Any]) -> Turn:
-        """That of a state; a pass begins where it says nothing of turns."""
+        """The turn of a state; a pass begins where it says nothing of turns."""
         saved = at.get("turn")
         return Turn(0, int(innermost(at).get("epoch", 0))) if saved is None else Turn(*saved)
 

@@ -132,7 +132,7 @@ def leaves_out(on_error: Any) -> bool:
 
 
 class Lines:
-    """What this process lists in a folder."""
+    """The lists of this process in a folder."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self.lock = Lock()
@@ -292,7 +292,7 @@ class LeftOut(Tally):
         return Place(row=row) if inputs is None else inputs.place_of(row)
 
     def _places(self, block: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
-        """Of rows, and of all that a packed one is made of: the row, the place and the epoch."""
+        """The row, place and epoch of each row, and of all rows that a packed one is made of."""
         pieces = block.made_of or Pieces.whole(block.ids, block.epoch)
         for row in lost.tolist():
             of_row = slice(*pieces.bounds[row : row + 2].tolist())

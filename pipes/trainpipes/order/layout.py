@@ -86,11 +86,11 @@ class Topology:
         return 1 if self.reads_all else gcd(self.world_size * self.num_workers, num_shards)
 
     def shards(self, origin: int, num_shards: int) -> set[int]:
-        """Those that it reads."""
+        """The shards that it reads."""
         return set(range(num_shards)) if self.reads_all else self.own_shards(origin, num_shards)
 
     def own_shards(self, origin: int, num_shards: int) -> set[int]:
-        """Those that give it batches."""
+        """The shards that give it batches."""
         step = gcd(self.world_size * self.num_workers, num_shards)
         return set(range(self.next_slot(origin, origin) % step, num_shards, step))
 

@@ -145,7 +145,7 @@ def make(
 
 
 def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.Table:
-    """What the stages make of rows of a block, as a table of these alone."""
+    """Run the stages on rows of a block; the result is a table of these alone."""
     inputs = plan.inputs
     ids = int(inputs.blocks.firsts[block]) + np.arange(begin, end, dtype=np.int64)
     try:
@@ -239,7 +239,7 @@ def _check(
 
 
 def _folders(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
-    """What is said of the files in each folder; None of those that ``tokenize`` has not written."""
+    """The notes on the files of each folder; None for a folder that ``tokenize`` has not written."""
     abouts: dict[str, dict[str, Any] | None] = {}
     files = source.files
     for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):

@@ -112,7 +112,7 @@ def _of_replicas(sampler: Any, epoch: int) -> Iterator[Any]:
 
 
 def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
-    """What a sampler gives with torch's global generator seeded, and its own; a few keys at a time,
+    """Keys of a sampler, with torch's global generator and its own one seeded; a few keys at a time,
     after which the global one is put back.
     """
     generator = getattr(sampler, "generator", None)

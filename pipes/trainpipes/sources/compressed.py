@@ -241,7 +241,7 @@ class Decompressed:
         self._at = 0
 
     def mapped(self) -> None:
-        """It is nowhere as it is read."""
+        """None: the file has no such bytes as are read of it."""
 
     def read(self, ranges: Ranges, entry: Entry = (0, 0)) -> list[memoryview]:
         """Bytes of ranges, and what lies between, from a member that begins before them."""

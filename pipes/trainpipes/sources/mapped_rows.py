@@ -72,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Header:
-    """What a part's file of JSON says of the ``.npy`` files beside it."""
+    """A part's file of JSON, about the ``.npy`` files beside it."""
 
     rows: int
     layout: Layout

@@ -29,7 +29,7 @@ CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 
 class Shares(Protocol):
-    """What of which source comes next; ``Mixture`` has it."""
+    """The order of the sources' rows; ``Mixture`` has it."""
 
     mix: Any
     names: tuple[str, ...]
@@ -198,7 +198,7 @@ def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int
 
 #: Passes over one source after which another one that has not ended is warned of.
 MANY_PASSES = 100
-#: The same of one that has few rows for each pass, which makes the mix slow.
+#: Passes over a tiny source, before a warning that it slows the mix.
 TINY_PASSES, FEW_ROWS = 1000, 8
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.

@@ -44,7 +44,7 @@ _ENDS = {
 
 
 class Gives(Enum):
-    """What the sources of a mix give."""
+    """The kind of the rows that the sources of a mix give."""
 
     ROWS = "rows"
     BATCHES = "batches of rows"
@@ -142,7 +142,7 @@ class Mixture(WindowedMixture):
         return run, each.tolist()
 
     def tokens(self, block: Block, above: Sequence[Stage]) -> IntArray:
-        """What each row of a source counts, int64 ``[rows]``."""
+        """The units that each row of a source counts, int64 ``[rows]``."""
         column = self.mix.column
         lengths = np.maximum(1, lengths_of(block, column, self.mix))
         for stage in above:
@@ -317,7 +317,7 @@ class MixedIds:
         return tagged
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
-        """By source: its path, the places of its rows, and their own numbers."""
+        """The path of each source, the places of its rows, and their numbers in it."""
         tags = rows >> SOURCE_BIT
         for tag in np.unique(tags).tolist():
             places = np.flatnonzero(tags == tag)

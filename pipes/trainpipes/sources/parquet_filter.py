@@ -48,7 +48,7 @@ Facts = list[pc.Expression]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a footer says of a column's values in a row group."""
+    """A column's values in a row group, as its footer has them."""
 
     least: Any
     most: Any
@@ -186,7 +186,7 @@ def ordered(value: Any, kind: pa.DataType) -> Any:
 
 
 def facts_of(folders: pa.Table) -> list[Facts]:
-    """What the values of each file's folders say."""
+    """Facts of each file, by the columns in the names of its folders."""
     columns = [(pc.field(name), folders.column(name)) for name in folders.column_names]
     return [
         [

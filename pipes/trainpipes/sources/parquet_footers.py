@@ -201,7 +201,7 @@ class ParsedFooters:
 
 @dataclass(frozen=True)
 class Footers:
-    """What the footers of all files of ``read_parquet`` say."""
+    """The footers of all files of ``read_parquet``."""
 
     store: IndexStore
     layouts: list[RowGroupLayout]
@@ -239,7 +239,7 @@ def scan_footers(
     index: str | bool | None = None,
     look: Callable[[int, Any, FileBytes], None] | None = None,
 ) -> Footers:
-    """What each footer says by itself, without a schema over all files."""
+    """The layout by each footer alone, without a schema over all files."""
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step, key = max(1, -(-len(files) // SAMPLED_FILES)), repr(columns and list(columns))
     looked_at: set[int] = set()

@@ -57,7 +57,7 @@ class RowGroups(formats.Format):
     fetches_parts = True
 
     def read_columns(self, layout: Any) -> Sequence[str] | None:
-        """What is read of a file, by the names in it."""
+        """The columns that are read of a file, by the names in it."""
         return self.columns
 
     def scan(self, file: FileBytes) -> formats.Layout:

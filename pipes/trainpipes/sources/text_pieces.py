@@ -74,7 +74,7 @@ class TextRows(formats.Format):
 
     @abstractmethod
     def cutter(self, start: Start) -> Cutter:
-        """What finds the ends of a file's rows, at the first of them or at any other."""
+        """A cutter for a file's rows, from the first of them or any other on."""
 
     @abstractmethod
     def parse(
@@ -156,7 +156,7 @@ def _head(stream: Stream, form: TextRows, path: str) -> tuple[bytes, Start]:
 
 
 class _Pieces:
-    """What is noted of pieces; and of the one at hand its rows, and the line of the row at hand."""
+    """Notes on pieces; and the rows of the current piece, and the line of the current row."""
 
     def __init__(self, form: TextRows, entries: list[Entry], at: int, newlines: int) -> None:
         self.noted: list[tuple[int, ...]] = []

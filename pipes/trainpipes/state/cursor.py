@@ -156,7 +156,7 @@ def encoded(value: Any, path: str = "state") -> Any:
 
 
 def known_rows(value: Any) -> Iterator[tuple[int, ...]]:
-    """Which rows are in what ``encoded`` returned."""
+    """The numbers of the rows in a value of ``encoded``."""
     if isinstance(value, list | dict):
         for inner in value if isinstance(value, list) else value.values():
             yield from known_rows(inner)
@@ -165,7 +165,7 @@ def known_rows(value: Any) -> Iterator[tuple[int, ...]]:
 
 
 def decoded(value: Any) -> Any:
-    """What ``encoded`` made JSON of."""
+    """The value that ``encoded`` made JSON of."""
     if isinstance(value, list):
         return [decoded(inner) for inner in value]
     if not isinstance(value, dict):

@@ -196,7 +196,7 @@ class BatchSizes:
 
     @staticmethod
     def parse(text: str) -> BatchSizes | None:
-        """What ``render`` wrote, of a state whose checksum fits."""
+        """Read what ``render`` wrote, of a state whose checksum fits."""
         if not text:
             return None
         fields = json.loads(text)
@@ -284,7 +284,7 @@ class Saved:
 
     @property
     def reweighed(self) -> Reweighed:
-        """What it says of a mix's weights."""
+        """The weights of a mix in the position."""
         if NEW_WEIGHTS not in self.pipeline:
             return ()
         mix = json.loads(self.pipeline)["stages"][0]

@@ -211,8 +211,8 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
         raise StateError(
             f"{what} of all ranks is asked for by all of them after the same step, and rank"
             f"{'s' if len(late) > 1 else ''} {', '.join(late)} did not ask within {timeout:g} s, rank "
-            f"{my_rank} did: call it on every rank; a checkpoint that one rank saves alone, on an exception, cannot "
-            "have it"
+            f"{my_rank} did: call it on every rank; a checkpoint that one rank saves alone, on an "
+            "exception, cannot have it"
         )
     _calls[ranks] = call + 1, place
     if before:  # all have it, since they have come to this call

@@ -66,7 +66,7 @@ class ClassWork(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkState:
-    """What a state of a queue says."""
+    """The content of a queue's state."""
 
     identity: str
     num_shards: int

@@ -171,7 +171,7 @@ Pair = tuple[pa.LargeStringArray, pa.LargeStringArray]
 
 
 class Loaded(ABC):
-    """What each process, also a forked one, loads for itself when it first needs it."""
+    """An object that each process, also a forked one, loads for itself when it first needs it."""
 
     def __init__(self) -> None:
         self.__setstate__({})
@@ -182,7 +182,7 @@ class Loaded(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._loaded: tuple[int, Any] | None = None
-        #: Held, in this process, by the one thread that does what only one may do.
+        #: Lock of this process for calls that are not thread-safe.
         self.turn = ForkLock()
 
     @abstractmethod
@@ -234,7 +234,7 @@ class TokenizerEngine(Loaded):
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""
+        """The tokenizer's identity in a checkpoint: its content, wherever it lies."""
 
     def encode_pairs(
         self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
@@ -306,7 +306,7 @@ WORD_MARKS = {"##": ("##",), "Ġ": ("Ġ", "Ċ", "ĉ"), "▁": ("▁",)}
 
 
 def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
-    """Of each token, whether a word begins with it: bool ``[tokens]``.
+    """Whether a word begins with each token: bool ``[tokens]``.
 
     >>> begins_word({"play": 0, "##ing": 1, ",": 2})
     array([ True, False,  True])

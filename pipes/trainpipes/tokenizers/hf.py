@@ -158,7 +158,7 @@ class Checked:
 
 
 def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
-    """Of each text, whether it has a code point that packages know differently: bool ``[texts]``."""
+    """Whether each text has a code point that packages know differently: bool ``[texts]``."""
     flags = np.zeros(len(texts), dtype=np.bool_)
     if apart(texts)[0].max(initial=0) >= 0x80:
         wide = pc.indices_nonzero(pc.invert(pc.string_is_ascii(texts)))

@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Ahead:
-    """What one reader has opened ahead, in the order in which it will be needed. Any thread may ask."""
+    """Blocks that one reader has opened ahead, in the order of its need. Any thread may ask."""
 
     def __init__(
         self, open_block: Callable[[Any], Any], size: Callable[[Any], float], most: float
@@ -144,7 +144,7 @@ class Ahead:
         return future
 
     def place(self) -> tuple[bool, float, int]:
-        """Of the first upcoming one in the line of the process."""
+        """The turn of the first upcoming block, in the line of the process."""
         block, turn = next(iter(self.upcoming.items()))
         return block not in self._wanted, turn, len(self._futures)
 
@@ -164,7 +164,7 @@ class Ahead:
         return size
 
     def take(self, block: Any) -> Any:
-        """What was opened ahead; None if it was not, or was out of reach."""
+        """A block that was opened ahead; None if it was not, or was out of reach."""
         readers, wanted = self._readers, None
         with readers.lock:
             if block in self.upcoming:

@@ -122,7 +122,7 @@ class KeptFiles:
                 self.left -= len(content)
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` found of a file; one thread at a time calls it, once."""
+        """The result of ``make`` for a file; one thread at a time calls it, once."""
         results = self._found
         if (file, key) not in results:
             with self._locks.setdefault(file, threading.Lock()):
@@ -159,11 +159,11 @@ class FileBytes(ABC):
         """Bytes ``start`` to ``stop`` of each range."""
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` finds out about the file: called once in a process, while it is read."""
+        """The result of ``make`` for the file: called once in a process, while the file is read."""
         return self._kept.once(self._file, key, make)
 
     def here(self, start: int, stop: int) -> memoryview:
-        """What needs no request of a range, from its start on."""
+        """The bytes of a range, from its start on, that need no request."""
         return memoryview(b"")
 
     def stream(self, start: int = 0) -> BinaryIO:
@@ -203,7 +203,7 @@ class LocalBytes(FileBytes):
         return parts
 
     def reading(self, work: Callable[[Callable[[int, int], pa.Buffer]], T]) -> T:
-        """What ``work`` makes of the file, given what reads a range into Arrow's memory."""
+        """Call ``work`` with a function that reads a range of the file into Arrow's memory."""
 
         def opened(handle: int) -> T:
             def read(start: int, stop: int) -> pa.Buffer:

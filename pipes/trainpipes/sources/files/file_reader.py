@@ -249,7 +249,7 @@ def reader_by_name(path: str) -> str:
 
 
 def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
-    """What reads files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
+    """The reader of files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
     if len(paths) == 1 and is_memmap(paths[0]):
         return "from_memmap"
 
@@ -305,7 +305,7 @@ def each_file(
     progress: Progress | None = None,
     most: int | None = None,
 ) -> dict[int, T]:
-    """What ``look`` finds in each file, by the file's number; several files at a time."""
+    """The results of ``look`` by the number of the file; several files at a time."""
     numbers = range(len(files)) if wanted is None else wanted
     results: dict[int, T] = {}
     failures: dict[int, Exception] = {}

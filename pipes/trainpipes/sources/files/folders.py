@@ -232,7 +232,7 @@ class StoreFolders:
         return Entry(info.get("name", path), False, info)
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        """What is in a folder; the files at all levels below it if all are wanted, and are had at once."""
+        """The entries of a folder; the files at all levels below if all are wanted, and are had at once."""
         if all_below and self._finds:
             infos = self._requests.call(self._system, "find", folder, detail=True).values()
             above = folder and f"{folder}/"
@@ -428,7 +428,7 @@ def _check_manifests(tree: Folders, wanted: Wanted, files: Found, manifests: Seq
 
 
 def _named_in(tree: Folders, manifest: str) -> list[str]:
-    """What a manifest names; nothing if it is no writer's, or has just been removed."""
+    """The files that a manifest names; none if it is no writer's, or has just been removed."""
     with suppress(
         FileNotFoundError, IsADirectoryError, PermissionError, ValueError, KeyError, TypeError
     ):

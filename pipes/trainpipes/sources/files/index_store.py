@@ -37,7 +37,7 @@ FEW = 64
 PATIENCE = 600.0
 #: Nanoseconds within which a disk may give two changes of a file the same time.
 TICK = 10_000_000
-#: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
+#: Entries of files that are not listed now: most for each listed file, and most in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
 #: Schemas of files scanned lately that others are compared with.
 MOST_SCHEMAS = 16

@@ -34,7 +34,7 @@ PREFETCH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Listed:
-    """What one path, glob or folder of the user means: where it is, and which files."""
+    """A path, glob or folder of the user: where it is, and which files it means."""
 
     url: str
     system: Any
@@ -74,7 +74,7 @@ class FileList:
         return replace(self, **chosen)
 
     def local(self, which: Iterable[int]) -> list[int]:
-        """Those that are on this machine."""
+        """The files that are on this machine."""
         here = [is_local(system) for system in self.systems]
         return [n for n in which if here[int(self.system_of[n])]]
 
