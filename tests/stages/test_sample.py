@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.engine.planning.row_hash import RowNames, hash_column
+from trainpipes.engine.planning.row_names import RowNames, hash_column
 
 PARTS = {"train": 0.8, "valid": 0.15, "test": 0.05}
 

@@ -11,7 +11,7 @@ from trainpipes._internal.checks import ColumnNames, column_names
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.engine.planning.row_hash import hash_keys
+from trainpipes.engine.planning.row_names import hash_keys
 from trainpipes.errors import StateError
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import LARGE_STATE

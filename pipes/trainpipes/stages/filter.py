@@ -28,8 +28,14 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.expressions import as_expression, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource
-from trainpipes.engine.planning.row_hash import HashArray, RowNames, hash_keys, mix, unit
-from trainpipes.engine.planning.row_names import row_names
+from trainpipes.engine.planning.row_names import (
+    HashArray,
+    RowNames,
+    hash_keys,
+    mix,
+    row_names,
+    unit,
+)
 from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces.quarantine import CallsFunction, OnBadRow
 from trainpipes.interfaces.read_columns import each, in_column, matching, naming

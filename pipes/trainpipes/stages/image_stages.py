@@ -15,7 +15,7 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
-from trainpipes.engine.planning.row_hash import unit
+from trainpipes.engine.planning.row_names import unit
 from trainpipes.errors import DataError, shown
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.read_columns import blame, cell, each, refused

@@ -18,7 +18,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.row_hash import HashArray, mix, unit
+from trainpipes.engine.planning.row_names import HashArray, mix, unit
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.read_columns import check_beside, ids_of, label_dtype, numbers_of
