@@ -5,7 +5,8 @@
 Makes Parquet files of float32 and, a sixth of them, int64 columns, in row groups of 25,000. An epoch is
 shuffled in 50,000 rows and comes in batches of 4,096, a tensor for each column. The forty lines have one
 thread: they read row groups until 50,000 rows are there, permute them by ``Table.take``, and make tensors of
-slices. The scan decodes the columns and drops them. All run in turn in this process, after one epoch of
+slices, float32 as they are stored; ``collate()`` makes float64, as torch does of rows, or float32 by
+``dtype=``. The scan decodes the columns and drops them. All run in turn in this process, after one epoch of
 each; rates are of the medians. ``--kinds``: also "lists" (20 columns of 8 ids on average), "texts" (20
 columns of short texts, of them 5 as dictionaries, beside the numbers), "many" (1,000 columns).
 """
@@ -105,9 +106,9 @@ def tensor(column: pa.ChunkedArray) -> Any:
     return column.to_pylist()
 
 
-def ours(paths: list[str], threads: int, kind: str) -> tp.Loader:
+def ours(paths: list[str], threads: int, kind: str, dtype: torch.dtype | None = None) -> tp.Loader:
     rows = tp.read_parquet(paths).shuffle(BUFFER, seed=0).batch(BATCH)
-    batches = rows.pad_collate(mask=False) if kind == "lists" else rows.collate()
+    batches = rows.pad_collate(mask=False) if kind == "lists" else rows.collate(dtype=dtype)
     return tp.Loader(batches, threads=threads)
 
 
@@ -117,10 +118,12 @@ def rates_of(rows: int, columns: int, repeats: int, kind: str = "numbers") -> di
         paths = write(Path(name), kind, rows, columns)
         count = sum(pq.read_metadata(path).num_rows for path in paths)
         two, none = ours(paths, 2, kind), ours(paths, 0, kind)
+        narrow = ours(paths, 2, kind, torch.float32)
         ways: dict[str, Callable[[], Any]] = {
             "scan": lambda: scan(paths),
             "forty lines": lambda: forty_lines(paths),
             "ours, 2 threads": lambda: two,
+            "ours, 2 threads, float32": lambda: narrow,
             "ours, no threads": lambda: none,
         }
         took: dict[str, list[float]] = {way: [] for way in ways}

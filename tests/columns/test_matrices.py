@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -72,14 +73,13 @@ def test_columns_with_nulls_and_those_of_other_tables_are_left_alone() -> None:
 
 
 def test_what_is_known_of_a_table_goes_with_it() -> None:
-    gc.collect()
-    before = len(matrices._known)
     table = join_payloads(parts(TABLE, 300, 300))
-    matrices.matrices(table)
-    assert len(matrices._known) == before + 1
-    del table
+    (first, *_) = matrices.matrices(table)
+    assert matrices.matrices(table)[0] is first
+    held = weakref.ref(first.spaced)
+    del table, first
     gc.collect()
-    assert len(matrices._known) == before
+    assert held() is None
 
 
 def test_a_part_of_a_table_and_some_of_its_columns() -> None:

@@ -6,6 +6,7 @@ pyarrow's ``to_numpy``, ``pa.array`` and ``take`` of a NumPy array import pandas
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -46,11 +47,20 @@ def is_number(kind: pa.DataType) -> bool:
     return dtype_of(kind) is not None
 
 
+#: By number: a look at each of many columns for each run is to cost little.
+_AS_NUMBERS = frozenset(
+    getattr(pa.lib, f"Type_{name}")
+    for name in (
+        "DECIMAL32", "DECIMAL64", "DECIMAL128", "DECIMAL256", "DATE32", "DATE64", "TIME32", "TIME64",
+        "TIMESTAMP", "DURATION",
+    )
+    if hasattr(pa.lib, f"Type_{name}")
+)  # fmt: skip
+
+
 def stands_for_number(kind: pa.DataType) -> bool:
     """Whether a type is one of decimals, dates, times or durations, of which ``as_numbers`` makes numbers."""
-    kinds = pa.types
-    tests = (kinds.is_decimal, kinds.is_date, kinds.is_time, kinds.is_timestamp, kinds.is_duration)
-    return any(is_one(kind) for is_one in tests)
+    return kind.id in _AS_NUMBERS
 
 
 def as_numbers(array: Any) -> Any:
@@ -174,6 +184,24 @@ def plain(array: pa.Array) -> pa.Array:
     if is_.is_string_view(kind) or is_.is_binary_view(kind):
         return array.cast(pa.large_binary())
     return array
+
+
+Made = TypeVar("Made")
+
+
+def once_for_each(make: Callable[[pa.Table], Made]) -> Callable[[pa.Table], Made]:
+    """A function of tables that keeps what it has made of one as long as that is there."""
+    known: dict[int, tuple[weakref.ref[pa.Table], Made]] = {}
+
+    def get(table: pa.Table) -> Made:
+        key = id(table)
+        entry = known.get(key)
+        if entry is None or entry[0]() is not table:
+            entry = weakref.ref(table, lambda _: known.pop(key, None)), make(table)
+            known[key] = entry
+        return entry[1]
+
+    return get
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:

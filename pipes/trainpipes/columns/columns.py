@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from trainpipes.columns.arrays import (
     as_numbers,
     is_list,
     is_number,
+    once_for_each,
     one_chunk,
     stands_for_number,
     to_arrow,
@@ -51,23 +51,20 @@ def with_numbers(table: pa.Table) -> pa.Table:
     """A table with numbers for decimals, dates, times and durations: see ``as_numbers``. Made once for a
     table, of which runs take rows one after the other.
     """
-    places = [n for n, kind in enumerate(table.schema.types) if stands_for_number(kind)]
-    if not places:
-        return table
-    key = id(table)
-    known = _converted.get(key)
-    if known is None or known[0]() is not table:
-        converted = table
-        for place in places:
+    converted = _converted(table)
+    return table if converted is None else converted
+
+
+@once_for_each
+def _converted(table: pa.Table) -> pa.Table | None:
+    """The table with other columns; None if it needs none."""
+    converted = None
+    for place, kind in enumerate(table.schema.types):
+        if stands_for_number(kind):
             numbers = as_numbers(table.column(place))
-            converted = converted.set_column(place, table.column_names[place], numbers)
-        known = weakref.ref(table, lambda _: _converted.pop(key, None)), converted
-        _converted[key] = known
-    return known[1]
-
-
-#: Of tables that are still there, by their ids.
-_converted: dict[int, tuple[weakref.ref[pa.Table], pa.Table]] = {}
+            name = table.column_names[place]
+            converted = (converted or table).set_column(place, name, numbers)
+    return converted
 
 
 def to_columns(table: pa.Table, format: str) -> Any:

@@ -6,7 +6,6 @@ column takes longer than its values do. ``Joining`` lays columns so.
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import Array, is_number, to_numpy
+from trainpipes.columns.arrays import Array, is_number, once_for_each, to_numpy
 
 #: Columns of one type from which it is worth it.
 LEAST_COLUMNS = 8
@@ -62,16 +61,12 @@ def matrices(table: pa.Table) -> tuple[Matrix, ...]:
     """
     if table.num_columns < LEAST_COLUMNS or not len(table):
         return ()
-    key = id(table)
-    known = _known.get(key)
-    if known is None or known[0]() is not table:
-        known = weakref.ref(table, lambda _: _known.pop(key, None)), tuple(_found(table))
-        _known[key] = known
-    return known[1]
+    return _of_table(table)
 
 
-#: Of tables that are still there, by their ids.
-_known: dict[int, tuple[weakref.ref[pa.Table], tuple[Matrix, ...]]] = {}
+@once_for_each
+def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
+    return tuple(_found(table))
 
 
 def _found(table: pa.Table) -> Iterator[Matrix]:

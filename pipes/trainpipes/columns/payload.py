@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import gathered, parts_of, to_arrow
+from trainpipes.columns.arrays import gathered, once_for_each, parts_of, to_arrow
 from trainpipes.columns.joined import Joining
 from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
@@ -39,7 +39,14 @@ def slice_payload(data: Payload, start: int, stop: int) -> Payload:
 
 
 def payload_bytes(data: Payload) -> int:
+    if isinstance(data, pa.Table):
+        return _bytes_of_table(data)
     return 0 if isinstance(data, list) else int(data.nbytes)
+
+
+@once_for_each
+def _bytes_of_table(table: pa.Table) -> int:
+    return int(table.nbytes)
 
 
 def payload_row_bytes(data: Payload) -> float:

@@ -16,7 +16,7 @@ from trainpipes._internal.checks import Function, is_name, repeated, require
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import Array, is_list, is_number, is_text, one_chunk, to_numpy
+from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
@@ -349,9 +349,9 @@ class Collate(CollatingStage, versioned="fn"):
         names, edges = table.column_names, part.bounds.tolist()
         need_columns(names, [name for pair in (self.weights or {}).items() for name in pair], self)
         ragged = ragged_names(table) if self.ragged else []
-        gathered: Any = (
-            Piece(table.select(ragged), part.index).gathered() if ragged else table.select([])
-        )
+        if not ragged and not self.weights:
+            return self._even(part, ids)
+        gathered: Any = Piece(table.select(ragged), part.index).gathered()
         flat: dict[str, FlatLists] = {}
         for name in gathered.column_names:
             with read_columns.naming(name, self, ids):
@@ -421,12 +421,19 @@ class Collate(CollatingStage, versioned="fn"):
             raise
 
 
+#: By number, of lists that may differ in length.
+LISTS = frozenset(
+    getattr(pa.lib, f"Type_{name}")
+    for name in ("LIST", "LARGE_LIST", "LIST_VIEW", "LARGE_LIST_VIEW")
+)
+
+
 def ragged_names(table: pa.Table) -> list[str]:
     """The columns of lists that may differ in length."""
-    kinds = dict(zip(table.column_names, table.schema.types, strict=True))
-    views = pa.types.is_list_view, pa.types.is_large_list_view
     return [
-        name for name, kind in kinds.items() if is_list(kind) or any(is_(kind) for is_ in views)
+        name
+        for name, kind in zip(table.column_names, table.schema.types, strict=True)
+        if kind.id in LISTS
     ]
 
 
