@@ -80,7 +80,7 @@ def _counted(plan: Plan, m: int, sizes: BatchSizes | None = None) -> int:
     if chain.rolling:
         return rows(m, math.inf if chain.times is None else epoch_rows * chain.times)
     skipped = rows(chain.skip_batches, epoch_rows)
-    epochs = divmod(m, counts.batches_in_epoch) if counts._by_epoch and sizes is None else (0, m)
+    epochs = divmod(m, counts.batches_in_epoch) if counts.by_epoch and sizes is None else (0, m)
     of_epoch = rows(chain.skip_batches + counts.batches_in_epoch, epoch_rows) - skipped
     return epochs[0] * of_epoch + rows(chain.skip_batches + epochs[1], epoch_rows) - skipped
 

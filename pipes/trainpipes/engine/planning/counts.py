@@ -131,7 +131,7 @@ class Counts:
         return self.epoch_start(first_epoch + chain.times, first_epoch)
 
     @cached_property
-    def _by_epoch(self) -> bool:
+    def by_epoch(self) -> bool:
         """Whether a pass has several epochs, batched one by one."""
         chain = self.chain
         return chain.repeat is not None and not chain.rolling and self.known
@@ -142,7 +142,7 @@ class Counts:
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
         """The epoch of batch ``m`` of a pass."""
-        if not self._by_epoch:
+        if not self.by_epoch:
             return first_epoch
         times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
         if m >= after and self.batches_in_epoch:
@@ -186,7 +186,7 @@ class Counts:
 
     def shift(self, epoch: int, first_epoch: int) -> int:
         """The number of a batch in its epoch less that in its pass."""
-        start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
+        start = self.epoch_start(epoch, first_epoch) if self.by_epoch else 0
         return (0 if self.limits_items else self.chain.skip_batches) - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> Slot:
