@@ -37,6 +37,7 @@ from benchmarks import (
     wide,
 )
 from benchmarks.processes import pss
+from benchmarks.turns import against
 
 __all__ = ["ALONE", "NEEDS"]
 
@@ -178,18 +179,23 @@ def of_images_decode(tiny: bool) -> Figures:
 
 
 def of_audio(tiny: bool) -> Figures:
-    rates = audio.rates_of(16 if tiny else 200, 2, 1 if tiny else 5, "FLAC")
-    alone = rates["decode_audio"] / rates["threads, decoding alone"]
-    workers = rates["decode_audio"] / rates["DataLoader, workers"]
-    return {"of a DataLoader": workers, "of threads": alone}
+    turns = audio.rates_of(16 if tiny else 160, 2, 1 if tiny else 7, "FLAC")
+    own, alone = "decode_audio", "threads, decoding alone"
+    return {
+        "of a DataLoader": against(turns, own, "DataLoader, workers"),
+        "of threads": against(turns, own, alone),
+        "processor, of threads": against(turns, own, alone, processor=True),
+    }
 
 
 def of_videos(tiny: bool) -> Figures:
-    rates = videos.rates_of(8 if tiny else 96, 2, 1 if tiny else 7)
-    workers, alone = rates["DataLoader, workers"], rates["threads alone"]
+    own, workers, alone = "decode_video", "DataLoader, workers", "threads alone"
+    names = own, workers, alone
+    turns = videos.rates_of(8 if tiny else 24, 2, 1 if tiny else 4, names, made=1 if tiny else 3)
     return {
-        "of a DataLoader": rates["decode_video"] / workers,
-        "of threads": rates["decode_video"] / alone,
+        "of a DataLoader": against(turns, own, workers),
+        "of threads": against(turns, own, alone),
+        "processor, of threads": against(turns, own, alone, processor=True),
     }
 
 

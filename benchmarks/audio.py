@@ -3,10 +3,10 @@
     python -m benchmarks.audio [--sounds 400] [--workers 2] [--repeats 7]
 
 Makes its own files of 5 s at 44,100 Hz: WAV, FLAC and MP3. Each sound is decoded, resampled to 16,000 Hz and
-padded in batches of 16, in another order every epoch. The ``DataLoader`` has a ``Dataset`` that opens,
-decodes and resamples a file with the same libraries, and a ``collate_fn`` that pads; once it starts its
-workers in every epoch, as it does by default, and once it keeps them (``persistent_workers``). "threads" is
-decoding and resampling alone, by as many threads. All run in this process, in turn; seconds of the clock;
+padded in batches of 16, in another order every epoch, from paths. The ``DataLoader`` has a ``Dataset`` that
+opens, decodes and resamples a file with the same libraries, and a ``collate_fn`` that pads; once it starts
+its workers in every epoch, as it does by default, and once it keeps them (``persistent_workers``). "threads"
+is decoding and resampling alone, by as many threads. All run in this process, in turn; seconds of the clock;
 medians. torch copies with one thread, as DataLoader's workers do. Needs soundfile and soxr: pip install
 soundfile soxr. Prints a Markdown table.
 """
@@ -14,9 +14,7 @@ soundfile soxr. Prints a Markdown table.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import trainpipes as tp
+from benchmarks.turns import Turns, against, in_turn, rate_of
 
 __all__ = ["rates_of"]
 
@@ -78,15 +77,15 @@ def drained(batches: Iterable[Any]) -> Callable[[], int]:
     return lambda: sum(len(batch["audio"]) for batch in batches)
 
 
-def rates_of(count: int, workers: int, repeats: int, format: str) -> dict[str, float]:
-    """Sounds a second of each, medians."""
+def rates_of(count: int, workers: int, repeats: int, format: str) -> Turns:
+    """Sounds a second of each."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
         paths = make_sounds(Path(name), count, format)
         shuffled: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "collate_fn": padded}
         files = Sounds(paths)
-        rows = tp.read_bytes(name).shuffle(scope="global").drop_columns("path")
-        pipe = rows.decode_audio("bytes", WANTED, output_column="audio").batch(BATCH)
+        rows = tp.from_dataset([{"audio": path} for path in paths]).shuffle(scope="global")
+        pipe = rows.decode_audio(sampling_rate=WANTED).batch(BATCH)
         kept = {"num_workers": workers, "persistent_workers": True}
         contestants = {
             "decode_audio": drained(pipe.pad_collate()),
@@ -95,14 +94,7 @@ def rates_of(count: int, workers: int, repeats: int, format: str) -> dict[str, f
             "DataLoader, workers kept": drained(DataLoader(files, **shuffled, **kept)),
             "threads, decoding alone": lambda: len([*pool.map(decoded, paths)]),
         }
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
-        for repeat in range(repeats + 1):
-            for name, run in contestants.items():
-                start = time.perf_counter()
-                sounds = run()
-                if repeat:  # the first one imports, and starts workers that are kept
-                    rates[name].append(sounds / (time.perf_counter() - start))
-    return {name: statistics.median(found) for name, found in rates.items()}
+        return in_turn(contestants, repeats)
 
 
 def main() -> None:
@@ -117,8 +109,9 @@ def main() -> None:
     print("| | sounds/s | decode_audio against it |\n|---|---|---|")
     for format in FORMATS:
         rates = rates_of(args.sounds, args.workers, args.repeats, format)
-        for name, rate in rates.items():
-            print(f"| {format}, {name} | {rate:,.0f} | {rates['decode_audio'] / rate:.2f} |")
+        for name in rates:
+            ratio = against(rates, "decode_audio", name)
+            print(f"| {format}, {name} | {rate_of(rates, name):,.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import trainpipes as tp
+from benchmarks.turns import Turns, against, in_turn, rate_of
 from trainpipes.media.sound import Clip
 from trainpipes.media.video import Choice, frames_of
 
@@ -37,7 +36,7 @@ FRAMES, SECONDS, LENGTH, BATCH = 8, 2.0, 10, 8
 SIZE = (128, 170)
 
 
-def make_videos(folder: Path, count: int) -> list[Path]:
+def make_videos(folder: Path, count: int, made: int) -> list[Path]:
     import av
 
     rng = np.random.default_rng(0)
@@ -45,8 +44,8 @@ def make_videos(folder: Path, count: int) -> list[Path]:
     paths = []
     for number in range(count):
         paths.append(folder / f"{number:03}.mp4")
-        if number >= 12:  # few are made, many are read
-            paths[-1].write_bytes(paths[number % 12].read_bytes())
+        if number >= made:
+            paths[-1].write_bytes(paths[number % made].read_bytes())
             continue
         noise = rng.integers(0, 64, (240, 320, 3))
         with av.open(str(paths[-1]), "w") as out:
@@ -100,11 +99,13 @@ def by_hand(path: Path) -> Any:
     return np.stack([frame.to_ndarray() for frame in made])
 
 
-def rates_of(count: int, workers: int, repeats: int) -> dict[str, float]:
-    """Clips a second of each, medians."""
+def rates_of(
+    count: int, workers: int, repeats: int, names: Collection[str] = (), made: int = 12
+) -> Turns:
+    """Clips a second of each, or of those of some names; of the files so many are ``made``, and copied."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        paths = make_videos(Path(name), count)
+        paths = make_videos(Path(name), count, made)
         rows = tp.from_dataset([{"video": str(path)} for path in paths]).shuffle(scope="global")
         clips = rows.decode_video(num_frames=FRAMES, duration=tp.random_crop(SECONDS), size=SIZE)
         pipe = clips.batch(BATCH).collate()
@@ -128,14 +129,7 @@ def rates_of(count: int, workers: int, repeats: int) -> dict[str, float]:
             ),
             "threads alone": threads,
         }
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
-        for repeat in range(repeats + 1):
-            for name, run in contestants.items():
-                start = time.perf_counter()
-                decoded = run()
-                if repeat:  # the first one imports, and starts workers that are kept
-                    rates[name].append(decoded / (time.perf_counter() - start))
-    return {name: statistics.median(found) for name, found in rates.items()}
+        return in_turn({name: contestants[name] for name in names or contestants}, repeats)
 
 
 def main() -> None:
@@ -149,8 +143,9 @@ def main() -> None:
     rates = rates_of(args.files, args.workers, args.repeats)
     print(f"{args.files} MP4 files of {LENGTH} s, {args.workers} workers\n")
     print("| | clips/s | decode_video against it |\n|---|---|---|")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate:,.1f} | {rates['decode_video'] / rate:.2f} |")
+    for name in rates:
+        ratio = against(rates, "decode_video", name)
+        print(f"| {name} | {rate_of(rates, name):,.1f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

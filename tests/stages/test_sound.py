@@ -541,3 +541,17 @@ def test_a_clip_is_fetched_from_s3_by_ranges(
     retry = tp.Retry(max_attempts=1, deadline=1)
     with pytest.raises(tp.errors.UnreachableError):  # which says nothing about the row
         list(gone.decode_audio(storage_options=options, retry=retry, on_error="skip"))
+
+
+@pytest.mark.parametrize("container", ["adts", "mpegts", "flac"])
+def test_a_file_of_this_machine_gives_what_its_bytes_give(container: str, tmp_path: Path) -> None:
+    samples = tone(2, 44_100, 2)
+    content = encoded(samples, 44_100, "FLAC")
+    if container != "flac":  # which libsndfile refuses by what it reads
+        content = by_ffmpeg(samples, 44_100, container, "aac")
+    (tmp_path / "sound").write_bytes(content)
+    rows = tp.from_dataset([{"audio": content}, {"audio": str(tmp_path / "sound")}])
+    for options in ({}, {"start": 0.5, "duration": 0.25}):
+        of_bytes, of_file = (row["audio"] for row in rows.decode_audio(**options))
+        assert len(of_bytes)
+        assert np.array_equal(of_bytes, of_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,11 +104,26 @@ def opened(file: BinaryIO) -> Any:
     file.seek(0)
     if any(head[at:].startswith(mark) for at, mark in FOR_FFMPEG):
         return None
+    # Files of this machine it reads by itself, and need not wait for Python's lock.
+    descriptor = _descriptor(file)
+    stands = None if descriptor is None else os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
-        return soundfile.SoundFile(file)
+        if descriptor is None:
+            return soundfile.SoundFile(file)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return soundfile.SoundFile(descriptor, closefd=False)
     except (*SNDFILE_ERRORS, soundfile.SoundFileError):
         check(file)
+        if descriptor is not None and stands is not None:
+            os.lseek(descriptor, stands, os.SEEK_SET)  # where the file takes it to stand
         file.seek(0)
+        return None
+
+
+def _descriptor(file: BinaryIO) -> int | None:
+    try:
+        return file.fileno() if os.name == "posix" else None
+    except (AttributeError, OSError):
         return None
 
 
@@ -121,7 +137,9 @@ def samples_of(file: BinaryIO, clip: Clip = WHOLE) -> tuple[Samples, int]:
     samples, header = _decoded(file, clip)
     if not samples.size:
         raise NoSound("it holds no samples")
-    if not np.isfinite(samples).all():
+    with np.errstate(all="ignore"):  # a sum is finite where all are, and one pass
+        total = samples.sum()
+    if not np.isfinite(total) and not np.isfinite(samples).all():
         raise NoSound("it holds samples that are infinite or no numbers")
     return samples, header.sampling_rate
 
