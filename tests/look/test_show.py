@@ -433,3 +433,26 @@ def test_a_notebook_shows_some_frames_of_a_clip() -> None:
         assert page.count('title="12 x 8"') == 8 * strips
     assert "<div>" not in rows.normalize(column="clip").show(1)._repr_mimebundle_()["text/html"]
     assert "uint8" in rows.show(1).text()
+
+
+def test_sound_is_shown_by_length_rate_and_level_and_played_in_a_notebook() -> None:
+    import io
+
+    import soundfile
+
+    time, files = np.arange(24_000) / 8000, []
+    for loud in (0.5, 0.0):
+        files.append(io.BytesIO())
+        soundfile.write(files[-1], loud * np.sin(2 * np.pi * 440 * time), 8000, format="WAV")
+    rows = tp.from_dataset([{"audio": file.getvalue(), "x": 1} for file in files])
+    sounds = rows.decode_audio(sampling_rate=16_000, output_column="input_values")
+    shown = sounds.show(2)
+    assert "3.00 s at 16,000 Hz, -9.0 dB  █" in shown.text()
+    assert "3.00 s at 16,000 Hz, silence" in shown.text()
+    page = shown._repr_mimebundle_()["text/html"]
+    assert page.count('<audio controls src="data:audio/wav;base64,') == 2
+    assert page.count('title="400 x 96"') == 2
+    batch = sounds.batch(2).pad_collate().show()
+    assert "up to 3.00 s at 16,000 Hz, -9.0 dB" in batch.text()
+    assert batch._repr_mimebundle_()["text/html"].count("<audio") == 2
+    assert "Hz" not in rows.decode_audio().show().text()  # at any rate

@@ -29,6 +29,7 @@ from trainpipes.errors import escaped
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.values import MASKS, Array, MakesPictures, head
 from trainpipes.stages.columns import Rename
+from trainpipes.stages.decode_audio import DecodeAudio
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
 from trainpipes.tokenizers.engine import TokenizerEngine
@@ -65,6 +66,8 @@ class KnownIds:
     engines: dict[str, TokenizerEngine | None] = field(default_factory=dict)
     masked: bool = False
     pictures: MakesPictures | None = None
+    #: Samples a second of columns of sound.
+    rates: dict[str, int] = field(default_factory=dict)
 
     def engine(self, name: str) -> TokenizerEngine | None:
         """The tokenizer of a column; of a new name, the only one."""
@@ -86,6 +89,9 @@ def known_ids(plan: Plan) -> KnownIds:
         elif isinstance(stage, Rename):
             names = stage.names.items()
             engines |= {new: engines.pop(old) for old, new in names if old in engines}
+            ids.rates |= {new: ids.rates.pop(old) for old, new in names if old in ids.rates}
+        elif isinstance(stage, DecodeAudio) and stage.sampling_rate is not None:
+            ids.rates[stage.output_column or stage.column] = stage.sampling_rate
         elif isinstance(stage, Pack) and stage.column in engines:
             engines["input_ids"] = engines[stage.column]
         ids.masked |= isinstance(stage, MaskTokens)

@@ -26,12 +26,14 @@ from trainpipes.look.previews import coming
 from trainpipes.look.values import (
     NAME,
     Picture,
+    Sound,
     WithRows,
     as_mapping,
     cells_of,
     leaves,
     rows_of,
     small,
+    sounds_of,
     strips_of,
     with_rows,
 )
@@ -77,6 +79,7 @@ class ItemView:
     items: Sequence[ItemView] = ()
     pictures: Sequence[Sequence[Picture]] = ()
     strips: Sequence[Sequence[Picture]] = ()  # frames of clips, which a notebook shows
+    sounds: Sequence[Sound] = ()  # which a notebook plays
 
 
 class Preview:
@@ -116,7 +119,8 @@ def html_of(preview: Preview, colored: str = IN_NOTEBOOK) -> str:
 def _thumbnails(views: Sequence[ItemView]) -> Iterator[str]:
     for view in views:
         rows = [(f", row {row}", some) for row, some in enumerate(view.pictures)]
-        for place, some in [*rows, *(("", strip) for strip in view.strips)]:
+        others: list[Sequence[Picture | Sound]] = [*view.strips, *([s] for s in view.sounds)]
+        for place, some in [*rows, *(("", other) for other in others)]:
             if some:
                 images = " ".join(thumbnail.html for thumbnail in some)
                 yield f"<div>{html.escape(view.title)}{place}: {images}</div>"
@@ -212,13 +216,18 @@ def _view(
     }
     lines = ["…  and more values"] * more + [_share_line(grid) for grid in grids]
     lines += [f"note: {note}" for note in _notes(grids, values if is_batch else None)]
-    cells = [cells_of(name, value) for name, value in named]
+    rates = {name: known.rates.get(name.rpartition(".")[2]) for name, _ in named}
+    cells = [cells_of(name, value, rates[name]) for name, value in named]
+    heard = [(value, rate) for name, value in named if (rate := rates[name]) is not None]
+    sounds = [sound for value, rate in heard for sound in sounds_of(value, rate, rows)]
     pictures: list[list[Picture]] = []
     if known.pictures is not None and made_of:
         pictures = [[*map(small, some)] for some in known.pictures.pictures(made_of)[:most]]
     count = rows_of(item) if is_batch else None
     strips = [strip for _, value in named for strip in strips_of(value, rows if is_batch else None)]
-    return ItemView(title, kind, count, cells, lines, texts, pictures=pictures, strips=strips)
+    return ItemView(
+        title, kind, count, cells, lines, texts, pictures=pictures, strips=strips, sounds=sounds
+    )
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
+import wave
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from importlib.util import find_spec
 from io import BytesIO
@@ -29,6 +30,8 @@ MASKS = ("segment_ids", "attention_mask", "input_mask")
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
 #: Numbers of a series, at least, of which a wave form is shown, and how many characters that has.
 WAVES, BARS = 4000, 24
+#: Seconds of a sound that a notebook plays; pixels of its spectrogram, and samples of one of its columns.
+PLAYED, WIDE, HIGH, WINDOW = 20, 400, 96, 512
 #: Pixels of a side of a small picture; frames of a clip that are shown.
 SIDE, FRAMES = 96, 8
 
@@ -113,10 +116,14 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
     return list(masks.values())
 
 
-def cells_of(name: str, value: Any) -> list[str]:
-    """A value's name, type, shape, and range or text."""
+def cells_of(name: str, value: Any, rate: int | None = None) -> list[str]:
+    """A value's name, type, shape, and range or text; of sound with so many samples a second, its length and
+    level.
+    """
     try:
         kind, shape, text = _described(value)
+        if rate is not None and (sounds := sounds_of(value, rate, 1)):
+            text = str(sounds[0])
     except Exception:  # of a class of the user's: the other values are to be shown
         kind, shape, text = type(value).__name__, None, ""
     sizes = "" if shape is None else f"[{', '.join(f'{n:,}' for n in shape)}]"
@@ -180,6 +187,71 @@ def wave_form(samples: Array) -> str:
         levels = np.sqrt([np.mean(part**2) for part in parts])
         heights = np.nan_to_num(levels / levels.max() * 7.999, posinf=7.0)
     return "".join("▁▂▃▄▅▆▇█"[int(min(height, 7))] for height in heights)
+
+
+class Sound(NamedTuple):
+    """A sound ``[samples]``, or the one of several that is printed: of batches the first."""
+
+    samples: Array
+    rate: int
+    most: int
+    is_batch: bool
+
+    def __str__(self) -> str:
+        seconds = f"{'up to ' * self.is_batch}{self.most / self.rate:,.2f} s at {self.rate:,} Hz"
+        power = float(np.mean(self.samples.astype(np.float64) ** 2)) if self.samples.size else 0.0
+        level = f"{10 * np.log10(power):.1f} dB" if 0 < power < np.inf else "silence"
+        wave = wave_form(self.samples) if len(self.samples) >= BARS and power else ""
+        return "  ".join(filter(None, [f"{seconds}, {level}", wave]))
+
+    @property
+    def html(self) -> str:
+        """A player of its first seconds, and where Pillow is, how loud each frequency is over time."""
+        samples = self.samples[: PLAYED * self.rate]
+        file = BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(self.rate)
+            out.writeframes(
+                (np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2").tobytes()
+            )
+        data = base64.b64encode(file.getvalue()).decode("ascii")
+        player = f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
+        return player if find_spec("PIL") is None else f"{player} {spectrogram(samples).html}"
+
+
+def sounds_of(value: Any, rate: int, rows: int) -> list[Sound]:
+    """The sounds of a value ``[samples]`` or ``[batch, samples]``, ``rows`` at most."""
+    samples = head(value) if isinstance(value, torch.Tensor | np.ndarray) else None
+    if (
+        samples is None
+        or samples.dtype.kind != "f"
+        or samples.ndim not in (1, 2)
+        or not samples.size
+    ):
+        return []
+    several = samples.ndim == 2
+    return [
+        Sound(row, rate, samples.shape[-1], several)
+        for row in (samples[:rows] if several else [samples])
+    ]
+
+
+def spectrogram(samples: Array) -> Picture:
+    """How loud each frequency is over time, from 0 at the bottom to half the rate: 80 dB, black to white."""
+    from PIL import Image
+
+    padded = np.pad(np.nan_to_num(samples), (0, max(0, WINDOW - len(samples))))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
+    places = np.linspace(0, len(windows) - 1, min(len(windows), WIDE)).astype(int)
+    power = np.abs(np.fft.rfft(windows[places] * np.hanning(WINDOW))) ** 2
+    decibels = 10 * np.log10(power / max(float(power.max()), 1e-12) + 1e-8)
+    gray = ((decibels.T[::-1] + 80) * (255 / 80)).clip(0, 255).astype(np.uint8)
+    out = BytesIO()
+    image = Image.fromarray(gray).resize((len(places), HIGH))
+    image.save(out, "PNG")
+    return Picture(image.width, image.height, out.getvalue())
 
 
 @runtime_checkable
