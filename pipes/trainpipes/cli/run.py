@@ -76,7 +76,7 @@ def command(
 
     loader = Loader(pipe, **how)
     if show:
-        print(pipe.show(show), end="\n\n")  # noqa: T201
+        print(pipe.show(show), end="\n\n", flush=True)  # noqa: T201
     with profile(loader) if simulate_step or html else nullcontext() as watched:
         report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
     if html and watched is not None:
