@@ -555,3 +555,15 @@ def test_a_file_of_this_machine_gives_what_its_bytes_give(container: str, tmp_pa
         of_bytes, of_file = (row["audio"] for row in rows.decode_audio(**options))
         assert len(of_bytes)
         assert np.array_equal(of_bytes, of_file)
+
+
+@pytest.mark.parametrize(
+    "option", [{"mask": {"audio": "audio_mask"}}, {"lengths": {"audio": "audio_lengths"}}]
+)
+def test_stats_tell_seconds_and_padding(option: dict[str, Any]) -> None:
+    contents = [encoded(tone(n / 2, 8_000), 8_000) for n in range(1, 9)]
+    sounds = rows_of(*contents).decode_audio(sampling_rate=16_000).batch(4)
+    padding = sounds.pad_collate(**option).stats().padding
+    assert padding is not None
+    assert (padding.cells, padding.share, padding.seconds) == (4 * 16_000 * 6, 0.25, 18.0)
+    assert str(padding) == "25.00% of 384,000 cells; 18.0 s of sound"

@@ -27,6 +27,7 @@ from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import names_of, numbers_of
 from trainpipes.interfaces.stage import Stage
+from trainpipes.look.decoded import known_ids
 from trainpipes.look.even_steps import Steps, mask_of_rows, steps_of, work_of
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
@@ -38,6 +39,7 @@ from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
 from trainpipes.stages.pack import Pack
+from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.state.format import Position
 
 __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
@@ -66,14 +68,17 @@ class Padding:
         cells: B * L of the batches, over all of them.
         padding: of these, those that hold no token.
         share: padding as part of all cells, 0 to 1.
+        seconds: of sound in the batches, without padding; None where they have none, or no masks or lengths.
     """
 
     cells: int
     padding: int
     share: float
+    seconds: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.share:.2%} of {self.cells:,} cells"
+        sound = "" if self.seconds is None else f"; {self.seconds:,.1f} s of sound"
+        return f"{self.share:.2%} of {self.cells:,} cells{sound}"
 
 
 @dataclass(frozen=True)
@@ -195,23 +200,30 @@ def stats(
         return Stats(0, None, None, None, None, label_counts_of)
     looked_at = islice(_numbered(plan), batches)
     cells = tokens = count = 0
+    sound, seconds = _Sound.of(plan), 0.0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
     works: list[tuple[int, int, int, int]] = []  # number, cells, tokens and attention of each batch
     for number, batch in counted(looked_at, "measuring batches", batches, "batches"):
         named = batch if isinstance(batch, Mapping) else {}
         masks = masks_of(named)
+        heard = sound.heard(named)
         segments = named.get("segment_ids")
         if world_size is not None:
             works.append((number, *work_of(masks or mask_of_rows(batch, plan.chain))))
-        elif not masks and segments is None:
+        elif not masks and segments is None and not heard:
             break
         count += 1
         cells += sum(mask.numel() for mask in masks)
         tokens += sum(int(torch.count_nonzero(mask)) for mask in masks)
+        for places, samples, rate in heard:
+            cells, tokens, seconds = cells + places, tokens + samples, seconds + samples / rate
         for row in () if segments is None else np.atleast_2d(np.asarray(segments)):
             there = row[row > 0]
             packed.append((len(row), len(there), len(np.unique(there))))
-    padding = Padding(cells, cells - tokens, (cells - tokens) / cells) if cells else None
+    padding = None
+    if cells:
+        share = (cells - tokens) / cells
+        padding = Padding(cells, cells - tokens, share, seconds or None)
     packing = None
     if packed:
         widths, held, documents = zip(*packed, strict=True)
@@ -225,6 +237,34 @@ def stats(
     counts = {name: "; ".join(each) for name, each in said.items() if each}
     steps = None if world_size is None else steps_of(works, world_size, plan.chain)
     return Stats(count, padding, packing, mixing, shuffle, label_counts_of, counts, steps)
+
+
+@dataclass(frozen=True)
+class _Sound:
+    """Columns of sound: their samples a second, and how batches say where samples end."""
+
+    rates: Mapping[str, int]
+    masks: Mapping[str, str]
+    lengths: Mapping[str, str]
+
+    @staticmethod
+    def of(plan: Plan) -> _Sound:
+        pads = kinds.first_of(plan.chain.after, PadCollate)
+        if pads is None:
+            return _Sound({}, {}, {})
+        return _Sound(known_ids(plan).rates, pads._masks, pads.lengths or {})
+
+    def heard(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+        """Of each column: places for samples, samples, and how many are a second."""
+        found = []
+        for column, rate in self.rates.items():
+            samples: Any = batch.get(column)
+            mask: Any = batch.get(self.masks.get(column, ""))
+            lengths: Any = batch.get(self.lengths.get(column, ""))
+            if isinstance(samples, torch.Tensor) and (mask is not None or lengths is not None):
+                held = torch.count_nonzero(mask) if lengths is None else lengths.sum()
+                found.append((samples.shape[0] * samples.shape[-1], int(held), rate))
+        return found
 
 
 def _numbered(plan: Plan) -> Iterator[tuple[int, Any]]:
