@@ -71,10 +71,6 @@ def balanced(folder: str) -> float:
     return time.process_time() - start
 
 
-def workers(folder: str) -> float:
-    return epochs(folder, workers=2)
-
-
 def profiled(folder: str, threads: int | None = 0) -> float:
     """Three epochs under a profile. CPU time of the process, its sampling thread included."""
     import trainpipes as tp
@@ -177,18 +173,6 @@ def no_profile() -> None:
     tp.profile = nullcontext  # type: ignore[assignment]
 
 
-def no_shared_memory() -> None:
-    """Values of tensors travel with the messages of workers."""
-    from trainpipes.engine.iterating import loader_workers
-
-    class WithoutRoom(loader_workers.WorkerMemory):
-        def __init__(self, *args: int) -> None:
-            super().__init__(*args)
-            self._room = None
-
-    loader_workers.WorkerMemory = WithoutRoom  # type: ignore[misc]
-
-
 #: By name: what is switched off, and what is measured.
 SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows joined as they are decoded": (no_joining, serial),
@@ -199,7 +183,6 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows read ahead: first epoch": (no_reading_ahead, first_epoch),
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
-    "memory shared with workers": (no_shared_memory, workers),
     "lengths for balance(), which are to cost less than 3 %": (no_lengths, balanced),
     "a profile, which is to cost less than 3 %": (no_profile, profiled),
     "the same, two threads  ": (no_profile, profiled_threads),

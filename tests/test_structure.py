@@ -30,7 +30,7 @@ FLOORS = [
 #: What a pipeline and a loader import in the methods that ask it, so that ``import`` is quick.
 LATE = {"look"}
 #: The same within ``engine``, from the bottom up.
-ENGINE = ["calling", "planning", "reading", "shards", "iterating", "record"]
+ENGINE = ["calling", "planning", "processes", "reading", "shards", "iterating", "record"]
 #: Modules, or rooms, that import something for types alone, and why. None of it closes a circle.
 FOR_TYPES = {
     "__init__": "public names are loaded when they are first used",

@@ -60,7 +60,7 @@ def test_a_worker_init_fn_of_the_user_is_called(loader: Any, tmp_path: Path) -> 
     def note(worker: int) -> None:
         (tmp_path / str(worker)).touch()
 
-    given_by(loader(pipeline(), 2, worker_init_fn=note))
+    given_by(loader(pipeline().map(list), 2, worker_init_fn=note))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
@@ -227,8 +227,8 @@ def test_a_run_that_is_broken_off_leaves_no_workers(loader: Any) -> None:
 
 def test_workers_go_with_the_last_reference_to_a_loader_that_has_ended() -> None:
     before = psutil.Process().children()
-    run = ours(pipeline(), 2, persistent_workers=True)
-    given_by(run)
+    run = ours(pipeline().map(list), 2, persistent_workers=True)
+    list(run)
     assert len(psutil.Process().children()) >= len(before) + 2
     del run
     assert still_there(before) == []
@@ -306,7 +306,7 @@ def test_a_users_exception_in_a_worker_says_the_same(
     for said in (
         error.__name__,
         "cannot take this row",
-        f"raised in map({fn.__name__} (test_loaders.py:",
+        f"map({fn.__name__} (test_loaders.py:",
         "part-001.parquet, row group 1, row 10",
         f"in {fn.__name__}",  # the traceback of the worker
     ):

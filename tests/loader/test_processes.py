@@ -136,8 +136,9 @@ def test_workers_do_not_read_all_data_in_memory_to_name_the_pipeline(
 
     monkeypatch.setattr(read_arrow, "table_digest", noted)
     rows = tp.from_arrow(pa.table({"x": range(200)})).sharding_filter(4)
-    loader = tp.Loader(rows.filter([("x", ">", 20)]).batch(4), num_workers=2)
+    loader = tp.Loader(rows.filter([("x", ">", 20)]).map(dict).batch(4), num_workers=2)
     assert sum(map(len, loader)) == 179
+    loader.state_dict()
     assert set(file.read_text().split()) == {str(os.getpid())}
 
 

@@ -101,12 +101,6 @@ def test_workers_that_were_there_before(context: str) -> None:
         assert_counted_once(found, "map(", 2)
 
 
-def test_the_thread_that_receives_large_batches_is_named() -> None:
-    rows = tp.from_dataset([torch.full((1 << 16,), n) for n in range(128)])
-    loader = tp.Loader(rows.sharding_filter(4).batch(2), num_workers=2)
-    assert "1 thread: receiving batches" in str(profiled(loader, 0.002))
-
-
 TORCHS = {
     **{how: WAYS[how] for how in ("forked", "from a server", "spawned")},
     "no workers": {},

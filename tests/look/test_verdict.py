@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
+from trainpipes._internal.activity import BYTES, TURN, UNROLL
 from trainpipes._internal.activity_sampler import Counts
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
 from trainpipes.look.profiling.page import text_lines
@@ -124,16 +124,10 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
         ),
         "processes", "tp.Loader(pipe)", 1.5, 3.4,
     ),
-    "processes where threads would do": (
-        found(
-            facts(PARQUET, workers=4, threads=0), 7.0, iterates={TURN: (6.0, 0.0)},
-            workers=counts(iterates={"read_parquet()": (5.0, 5.0), SENDING: (9.0, 9.0)}),
-        ),
-        "processes", "Loader(pipe) without num_workers", 2.0, 3.4,
-    ),
     "too few shards for the workers": (
         found(
-            facts(PARQUET, CLEAN, workers=4, threads=0, shards=1), 9.0, iterates={TURN: (9.0, 0.0)},
+            facts(PARQUET, CLEAN, plain=True, workers=4, threads=0, shards=1), 9.0,
+            iterates={TURN: (9.0, 0.0)},
             workers=counts(iterates={"map(clean)": (9.8, 9.8)}),
         ),
         "shards", "sharding_filter(16)", 3.0, 4.1,

@@ -11,7 +11,6 @@ import abc
 import inspect
 import json
 import multiprocessing
-import pickle
 import sys
 import threading
 import weakref
@@ -36,7 +35,7 @@ import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
-from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
+from trainpipes.engine.iterating import agreement, epoch_counter, worker_end
 from trainpipes.integrations import callers
 from trainpipes.interfaces.options import instead
 from trainpipes.look import read_states
@@ -220,47 +219,16 @@ def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
     assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == ROWS // 2
 
 
-WATCHED = (
-    "_utils _workers _worker_pids_set _remove_worker_pids _worker_result_queue _writer _shutdown "
-    "_workers_done_event _index_queues"
-)
+@private("torch", "_utils _worker_info", "stage_calls.py")
+def test_workers_of_a_loader_know_which_they_are() -> None:
+    """``get_worker_info()`` answers in the worker processes of a ``Loader``."""
+    pipe = tp.from_dataset(range(ROWS)).map(who, version="1").batch(2)
+    assert {info for batch in tp.Loader(pipe, num_workers=2) for info in batch} <= {(0, 2), (1, 2)}
 
 
-@private("torch", WATCHED, "worker_end.py")
-def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
-    """A worker that dies is told at once, by batch and shard, and takes the others with it."""
-    batches: Any = iter(DataLoader(list(range(ROWS)), batch_size=None, num_workers=2))
-    workers = list(batches._workers)
-    assert [one.is_alive() for one in workers] == [True, True]
-    assert (batches._worker_pids_set, batches._shutdown) == (True, False)
-    assert len(batches._index_queues) == 2
-    assert not batches._workers_done_event.is_set()
-    assert next(batches) == 0
-    watch = worker_end.WorkerWatch(batches)
-    assert batches._worker_result_queue._writer.closed
-    workers[0].kill()
-    workers[1].join(20)
-    assert not any(one.is_alive() for one in workers)
-    # torch's handler would raise it in the main thread
-    torch.utils.data._utils.signal_handling._error_if_any_worker_fails()
-    watch.end()
-    assert batches._shutdown
-
-
-@private("torch", "_utils ExceptionWrapper", "worker_message.py worker_receiver.py")
-def test_an_error_of_a_worker_is_raised_again() -> None:
-    """An error of a worker comes with its class and the lines of the worker."""
-
-    class Local(Exception):
-        pass
-
-    for error, kind in ((ValueError("odd row"), ValueError), (Local("odd row"), RuntimeError)):
-        try:
-            raise error
-        except Exception:
-            sent = pickle.loads(pickle.dumps(worker_message.failure(3)))
-        with pytest.raises(kind, match=r"in DataLoader worker process 3[^$]*odd row"):
-            sent.reraise()
+def who(_: int) -> tuple[int, int]:
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers
 
 
 @pytest.fixture

@@ -53,9 +53,9 @@ def pipeline(kind: str, flag: str | None) -> tp.Pipeline:
     if flag is not None:
         rows = rows.map(partial(slow, flag), version="1")
     if kind == "rows":
-        return rows.repeat().batch(16)
+        return rows.map(dict).repeat().batch(16)
     if kind == "tensors":
-        return rows.select("ids").repeat().batch(32).pad_collate()
+        return rows.select("ids").repeat().batch(32).pad_collate().map(dict)
     return rows.map(large).repeat().batch(2)
 
 

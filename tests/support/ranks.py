@@ -22,10 +22,11 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
+from trainpipes.engine.calling.process_worker import pickled, unpickled
 from trainpipes.engine.iterating import lookahead
-from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerDataset
-from trainpipes.engine.iterating.worker_message import WorkerMemory
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes import handed_out
+from trainpipes.engine.processes.loader_workers import LoaderWorkers
+from trainpipes.engine.processes.stage_calls import StageCall
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
 
@@ -36,38 +37,38 @@ ENDED: Any = type("Ended", (), {"__repr__": lambda self: "ENDED"})()
 
 
 class OneProcessLoader(tp.Loader):
-    """A ``Loader`` with workers whose messages are made in this process, asked in strict turn."""
+    """A ``Loader`` whose workers' tasks are done in this process, as they are handed out."""
 
     def __init__(self, pipeline: tp.Pipeline, num_workers: int) -> None:
         super().__init__(pipeline, num_workers=num_workers)
-        self._workers = InTurn(
-            lambda: pipeline.stages, lambda: None, num_workers, 2, False, None, {}
+        self.threads = 0
+        self._workers = WorkersHere(
+            lambda: pipeline.stages, lambda: None, num_workers, 2, False, None
         )
 
 
-class InTurn(LoaderWorkers):
-    """Workers that take turns in this process."""
-
-    def start(self, plan: Any, ranks: Any, workers: int, position: Any) -> Any:
-        memory = WorkerMemory(workers, 2)
-        stages = self.stages()
-        data = WorkerDataset(stages, plan.inputs.source, ranks, position, memory)
-        copies = [
-            Plan.of([stage._fresh() for stage in stages], plan.inputs.source)
-            for _ in range(workers)
-        ]
-        made = [data.messages(copy, worker) for worker, copy in enumerate(copies)]
-        return memory, _in_turn(made)
+class WorkersHere(LoaderWorkers):
+    def begin(self, plan: Any) -> handed_out.Workers:
+        call = StageCall(plan, self.stages(), self.most)
+        return handed_out.Workers(plan, call, DoneHere(call), 2 * self.most)  # type: ignore[arg-type]
 
 
-def _in_turn(iterators: Sequence[Iterator[Any]]) -> Iterator[Any]:
-    running = list(iterators)
-    while running:
-        for iterator in list(running):
-            try:
-                yield next(iterator)
-            except StopIteration:
-                running.remove(iterator)
+class DoneHere:
+    """Does tasks as worker processes do, on copies that were pickled."""
+
+    closed = False
+
+    def __init__(self, call: StageCall) -> None:
+        self._call, self._worker = call, StageCall(call.plan, call.stages, call.workers)
+        self._worker.open()
+
+    def submit(self, items: Any, words: Any) -> Any:
+        results, error = self._worker.answer(unpickled(pickled(items)), words)
+        self._call.hear(self._worker.noticed())
+        return lambda: (unpickled(pickled(results)), error)
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @contextmanager

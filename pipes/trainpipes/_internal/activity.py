@@ -20,9 +20,9 @@ from trainpipes._internal.locks import ForkLock
 T = TypeVar("T")
 
 #: What a thread is doing where it waits: for bytes of a server, or for other threads and processes. And work
-#: of no stage: Python objects made of rows, batches that go to another process or come from one.
+#: of no stage: Python objects made of rows.
 BYTES, TURN = "waiting for bytes", "waiting for its turn"
-UNROLL, SENDING, RECEIVING = "rows to Python", "sending batches", "receiving batches"
+UNROLL = "rows to Python"
 WAITING = (BYTES, TURN)
 #: Seconds of work from which on its CPU time is read, which costs 1 us.
 LONG = 200e-6

@@ -5,6 +5,7 @@ secrets, and tables, which are the same on a terminal, in a notebook and in a fi
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
 OURS = ("trainpipes", "torch")
 #: Characters of the columns that there are: a damaged file may have names of thousands.
 MOST = 1000
+log = logging.getLogger("trainpipes")
+
 _warned: set[object] = set()
 
 #: Of one kind, those that are all logged.
@@ -209,6 +212,13 @@ def is_worth_a_line(count: int) -> bool:
 def has_warned(key: object) -> bool:
     """Whether this process has given a warning with this key."""
     return key in _warned
+
+
+def log_once(message: str) -> None:
+    """Log something once in this process that asks nothing of the user."""
+    if message not in _warned:
+        _warned.add(message)
+        log.info(message)
 
 
 def warn_once(message: str, key: object = None) -> None:

@@ -123,6 +123,14 @@ class Run:
             return self.block.ids[item : item + 1]
         return self.block.ids[self.bounds[item] : self.bounds[item + 1]]
 
+    def first_ids(self) -> list[int]:
+        """The number of each item's first row; -1 of one without rows."""
+        if self.bounds is None:
+            return list(self.block.ids.tolist())
+        ids = np.append(self.block.ids, -1)
+        starts, stops = self.bounds[:-1], self.bounds[1:]
+        return list(np.where(starts < stops, ids[starts], -1).tolist())
+
     def pick(self, index: IntArray) -> Run:
         """The items at ``index``, ascending; those after the last are used up."""
         ends = np.concatenate([[0], index + 1]).astype(np.int64)

@@ -28,6 +28,7 @@ from trainpipes.columns.expressions import rows_that_match
 from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage
 
@@ -38,8 +39,14 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     append = results.append
     items = run.unroll()
     try:
-        for item in items:
-            append(fn(item))
+        at_work = current()
+        if at_work is None:
+            for item in items:
+                append(fn(item))
+        else:
+            for item, row in zip(items, run.first_ids(), strict=True):
+                failed = at_work.at(row)
+                append(fn(item) if failed is None else failed)
     except Exception as error:
         ids = run.row_ids(len(results))
         blame(error, stage, int(ids[0]) if len(ids) else None)

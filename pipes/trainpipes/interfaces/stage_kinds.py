@@ -63,6 +63,16 @@ class WorkingStage(RunStage):
         """How many work at once, if it has workers."""
         return 1
 
+    @property
+    def most_begun(self) -> int:
+        """Runs of a shard that its workers are given ahead, beside those that are asked for."""
+        return 0
+
+    @property
+    def inner(self) -> tuple[Stage, ...]:
+        """The stages that its workers run."""
+        return (self,)
+
     @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers begin with a run; returns what waits for what ``process`` would give, or
@@ -293,6 +303,18 @@ class CachedBlocks(Protocol):
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema: ...
 
     def describe(self) -> str: ...
+
+
+class CalledAhead(Protocol):
+    """A stage that makes several rows of one, whose function workers may call ahead."""
+
+    def call_ahead(self, run: Run) -> Run:
+        """The rows that the function makes of each, as items, for ``after_calls``."""
+        ...
+
+    def after_calls(self) -> Stage:
+        """This stage, for rows that ``call_ahead`` has made."""
+        ...
 
 
 class PackingStage(RegroupStage, keeps_rows=False):

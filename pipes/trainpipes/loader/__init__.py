@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
+from weakref import finalize
 
 import torch.distributed as dist
 
@@ -18,8 +19,8 @@ from trainpipes._internal.checks import copied, flag, whole_number
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
-from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.loader_workers import LoaderWorkers
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import instead, refuse_unknown, show
 from trainpipes.interfaces.stage import Stage
@@ -58,13 +59,16 @@ class Loader:
 
     Args:
         pipeline: the pipeline to run.
-        num_workers: worker processes; 0 for threads of this process. Workers pay off where Python
-            functions take most of the time.
-        prefetch_factor: messages that each worker makes ahead; 2 if None. A message has up to 8
-            batches and 8 MiB, or one larger batch.
+        num_workers: worker processes, which call the functions of the pipeline, those of its stages on
+            pictures, and ``__getitem__`` of a dataset. All else stays in this process and its threads, so
+            that there is one shuffle buffer. One that dies is replaced, and its rows are done again. 0 calls
+            functions here; where there are none, no worker is started.
+        prefetch_factor: batches, or runs of rows, that each worker is given ahead; 2 if None.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
-        timeout: seconds to wait for a worker before an error; 0 to wait forever.
+        timeout: seconds that a call may take, at least: then its worker is ended, and another one tries the
+            row once more. A second time it is a ``WorkerError`` that names the row, or the row is left out
+            where ``on_error`` says so. 0 for no end.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
         pin_memory: does what ``.pin()`` does at the end of the pipeline, or before its
             ``.to(device)``.
@@ -79,7 +83,9 @@ class Loader:
             epoch again. Not for a pipeline without an end, and not with ``set_epoch``.
 
     Raises:
-        ConfigError: an option is out of range, or options exclude each other.
+        ConfigError: an option is out of range, or options exclude each other; in an iteration, a function or
+            a row does not pickle.
+        WorkerError: in an iteration, three workers died at one row, which it names.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -152,8 +158,12 @@ class Loader:
             prefetch_factor,
             persistent_workers,
             worker_init_fn,
-            {"timeout": timeout, "multiprocessing_context": multiprocessing_context},
+            timeout,
+            multiprocessing_context,
         )
+        finalize(
+            self, self._workers.shut
+        ).atexit = False  # processes do not wait for a garbage collection
 
     def _given(self) -> list[str]:
         own = inspect.signature(Loader).parameters
@@ -335,13 +345,13 @@ class Loader:
         return state if self._iteration.plan.counted else self._gathered(state, group, timeout)
 
     def explain(self) -> Explanation:
-        """Say what this loader will do: ``Pipeline.explain`` with its workers and ranks.
+        """Say what this loader will do: ``Pipeline.explain`` on its ranks.
         ``to_dict()`` also has its options and its position."""
         from trainpipes.look.explain import explain
 
         _, world = self._iteration.ranks()
         options = self._options, self.threads
-        return explain(self.pipeline, self._iteration, world, self.num_workers, *options)
+        return explain(self.pipeline, self._iteration, world, 0, *options)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

@@ -14,6 +14,8 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.handed_out import is_worth_it
+from trainpipes.engine.processes.stage_calls import steps_of
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
@@ -165,6 +167,8 @@ def explain(
         memory = held + _beside_windows(plan, processes, threads)
         said = f"{amount(memory)} with what is read ahead and in work"
         lines.append(("memory", f"about {amount(held)} {what}, held by each {who}; {said}"))
+    if workers := (loader or {}).get("num_workers"):
+        lines.append(("workers", _workers(plan, workers)))
     if chain.cache is not None:
         cached = plan.inputs.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
@@ -182,6 +186,13 @@ def explain(
         tuple(map(hidden, [*_notes(plan, window, world_size), *_unknown_sizes(plan, processes)])),
         pipeline, iteration, loader,
     )  # fmt: skip
+
+
+def _workers(plan: Plan, count: int) -> str:
+    called = [str(stage) for stage in steps_of(plan) if is_worth_it(stage)]
+    if not called:
+        return "none is started: no stage calls Python for its rows, and threads do all work"
+    return f"{count} processes, which call {', '.join(called)}; all else is done in this one"
 
 
 def _new_weights(iteration: IterationState) -> Iterator[str]:

@@ -243,12 +243,13 @@ class MixWindows(MixedWindows):
             steps = [*mixture.steps, *self.new_weights]
             totals = [sum(step) for step in steps]
             for name, *weights in zip(mixture.names, *steps, strict=True):
-                windows = open_windows(plans[name], self._pool, self._epoch)
+                part = plans[name].worked_by(self.plan.workers)
+                windows = open_windows(part, self._pool, self._epoch)
                 share = max(w / total for w, total in zip(weights, totals, strict=True))
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
-                self.shards_of[name] = Shards(plans[name], windows, sharing, most)
+                self.shards_of[name] = Shards(part, windows, sharing, most)
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
         self._open(shards)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.held import opened
 from trainpipes.interfaces.quarantine import CallsFunction, Failed, OnBadRow
-from trainpipes.interfaces.read_columns import blame
+from trainpipes.interfaces.read_columns import blame, each
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
 
@@ -51,6 +51,33 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
     thread_safe: bool = False
     on_error: OnBadRow = "raise"
 
+    #: Whether workers have called the function for the rows that come.
+    _is_called = False
+
+    def call_ahead(self, run: Run) -> Run:
+        """The rows that the function makes of each, for ``after_calls``."""
+        most = RUN_ROWS + 1
+
+        def call(row: Any) -> Any:
+            rows = self.guarded(self.fn)(row)
+            if isinstance(rows, Failed):
+                return rows
+            rows = rows_in(rows, self, "the function")
+            taken = self.guarded(lambda: list(islice(rows, most)))()
+            return [row] if not isinstance(taken, Failed) and len(taken) == most else (taken,)
+
+        return run.with_items(each(self, call, run))
+
+    def after_calls(self) -> Self:
+        """This stage, for rows that ``call_ahead`` made. It calls the function of a row with very many."""
+        return self._resolved(**{**vars(self), "_is_called": True})
+
+    def _called(self, row: Any) -> Any:
+        if self._is_called and not isinstance(row, list):
+            made: Any = row if isinstance(row, Failed) else row[0]
+            return made
+        return self.guarded(self.fn)(row[0] if self._is_called else row)
+
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
         return self._runs(below(at), used)
@@ -86,7 +113,7 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _made_of(self, block: Block, place: int, row: Any, skip: int) -> Iterator[Any]:
         """The rows made of one, after those that a state says are used up."""
-        rows = self.guarded(self.fn)(row)
+        rows = self._called(row)
         if not isinstance(rows, Failed):
             rows = rows_in(rows, self, "the function")
         if self.leaves_out:

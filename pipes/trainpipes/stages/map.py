@@ -23,6 +23,7 @@ from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.contents import digest_of
 from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.options import DRAWS
@@ -138,7 +139,8 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if rest is not None:
             return rest()
         with nullcontext() if self.thread_safe else self._running.lock:
-            return self._with(run, self._call.each(self._items(run), self._words(run)))
+            rows = None if current() is None else run.first_ids()
+            return self._with(run, self._call.each(self._items(run), self._words(run), rows))
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         workers = self._workers()

@@ -40,10 +40,14 @@ def open_stages(
     """
     submitted: list[Submitted] = []
     for stage in stages:
-        if _calls_python(stage) or isinstance(stage, FinishingStage):
+        if any(_calls_python(s) or isinstance(s, FinishingStage) for s in _inner(stage)):
             rows = partial(_in_parts, stage, rows, max(batch_size, LEAST_ROWS))
         rows = partial(_open_stage, stage, rows, submitted)
     return rows(at), submitted[0] if submitted else None
+
+
+def _inner(stage: Stage) -> tuple[Stage, ...]:
+    return stage.inner if isinstance(stage, WorkingStage) else (stage,)
 
 
 def _calls_python(stage: Stage) -> bool:
@@ -58,8 +62,9 @@ def _in_parts(stage: Stage, below: OpenBelow, rows: int, at: dict[str, Any]) -> 
 
 
 def _parts(stage: Stage, runs: Iterator[Run], rows: int) -> Iterator[Run]:
+    calls_python = any(map(_calls_python, _inner(stage)))
     while (run := next(runs, None)) is not None:
-        most = _items_at_a_time(stage, run, rows)
+        most = _items_at_a_time(stage, run, rows, calls_python)
         firsts = range(0, len(run), most)
         parts = deque(
             [run] if len(firsts) < 2 else [run.part(n, min(n + most, len(run))) for n in firsts]
@@ -69,8 +74,8 @@ def _parts(stage: Stage, runs: Iterator[Run], rows: int) -> Iterator[Run]:
             yield parts.popleft()
 
 
-def _items_at_a_time(stage: Stage, run: Run, rows: int) -> int:
-    if not _calls_python(stage):
+def _items_at_a_time(stage: Stage, run: Run, rows: int, calls_python: bool) -> int:
+    if not calls_python:
         return max(1, int(RUN_BYTES * len(run) / max(1.0, run.block.row_bytes * len(run.block))))
     workers = stage.most_workers if isinstance(stage, WorkingStage) and stage.has_workers else 1
     return workers * (rows if run.bounds is None and run.items is None else 1)
@@ -134,6 +139,10 @@ class Submitted(Iterator[Run]):
             self._begun.append(error)
 
     def __next__(self) -> Run:
+        while len(self._begun) < self._stage.most_begun:
+            self.begin()
+            if isinstance(self._begun[-1], Exception):
+                break
         begun = self._begun.popleft() if self._begun else (next(self._below), None)
         if isinstance(begun, Exception):
             raise begun

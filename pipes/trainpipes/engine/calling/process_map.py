@@ -27,7 +27,7 @@ from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
-    NO_ROW,
+    Call,
     Message,
     pickled,
     receive,
@@ -35,9 +35,10 @@ from trainpipes.engine.calling.process_worker import (
     unpickled,
     work,
 )
-from trainpipes.engine.calling.row_call import Answer, RowCall, Words
+from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError, how_ended
-from trainpipes.interfaces.quarantine import Failed, Guarded
+from trainpipes.interfaces.at_work import NO_ROW
+from trainpipes.interfaces.quarantine import Failed
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
@@ -63,29 +64,37 @@ class Task:
 
     Args:
         message: the rows, their random words, and what is known instead of calling the function.
-        deaths: the rows at which workers died, by their places.
+        deaths: the rows and stages at which workers died.
     """
 
     answer: ref[SimpleQueue[Answer]]
     message: Message
-    deaths: list[int] = field(default_factory=list)
+    deaths: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ProcessMap:
-    """Worker processes that call one function. A fork of ``pid`` can't use them."""
+    """Worker processes that answer one call. A fork of ``pid`` can't use them."""
 
     def __init__(
-        self, call: RowCall, workers: int, method: str | None = None, timeout: float | None = None
+        self,
+        call: Call,
+        workers: int,
+        method: Any = None,
+        timeout: float | None = None,
+        idle: float = IDLE,
     ) -> None:
         self.pid = os.getpid()
         self._call = call
         self._count = workers
-        self.timeout = timeout
+        self.timeout, self._idle = timeout, idle
         if method is None:  # not fork, which copies locks of other threads
             there = "forkserver" in multiprocessing.get_all_start_methods()
             method = "forkserver" if there and self.pid == HOME else "spawn"
-        self._context: Any = multiprocessing.get_context(method)
-        self._payload: RowCall | bytes | None = call if method == "fork" else None
+        self._context: Any = method
+        if isinstance(method, str):
+            self._context = multiprocessing.get_context(method)
+        forks = self._context.get_start_method() == "fork"
+        self._payload: Call | bytes | None = call if forks else None
         #: close() does without: the garbage collector may call it anywhere.
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
@@ -102,12 +111,12 @@ class ProcessMap:
         with self._lock:
             self._start_missing()
 
-    def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
+    def submit(self, items: Sequence[Any], words: Any) -> Callable[[], Answer]:
         """Returns a function that waits for the answer; to drop it is to cancel."""
         try:
             message = pickled((items, words, {}))
         except NO_PICKLE as error:
-            holder = f"a {type(items[0]).__name__} "
+            holder = f"a {type([*self._call.objects(items), None][0]).__name__} "
             raise _no_pickle(self._call.said, "rows", holder, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
@@ -133,7 +142,9 @@ class ProcessMap:
             except NO_PICKLE as error:
                 raise _no_pickle(self._call.said, "the function", "", error) from error
         while len(self._workers) < self._count:
-            worker = _Worker(self, self._call.said, self._context, self._payload)
+            numbers = {worker.number for worker in self._workers}
+            number = next(n for n in range(self._count) if n not in numbers)
+            worker = _Worker(self, number, self._call, self._context, self._payload)
             self._workers.append(worker)  # first: a fork closes the connections of those here
             try:
                 worker.start_process()
@@ -145,12 +156,12 @@ class ProcessMap:
     def next_task(self, worker: _Worker) -> Task | None:
         while not self.closed:
             try:
-                task = self._tasks.get(timeout=IDLE)
+                task = self._tasks.get(timeout=self._idle)
                 if task is not None:
                     return task
             except Empty:
                 with self._lock:
-                    if self._tasks.empty() and time.monotonic() - self._last_submit >= IDLE:
+                    if self._tasks.empty() and time.monotonic() - self._last_submit >= self._idle:
                         self._workers.remove(worker)  # so that new rows start another
                         return None
         self._answer_waiting(([], self.gone()))
@@ -176,24 +187,24 @@ class ProcessMap:
         """
         if self.closed:
             return False
-        row = death.row
-        task.deaths.append(row)
+        place = death.place
+        task.deaths.append(place)
         with self._lock:
             self._deaths = count = self._deaths + 1
         if is_worth_a_line(count):
             log.warning(
-                "%s: %s; its rows are done again by another one (%s such so far)",
-                self._call.said, str(death), f"{count:,}",  # the error would hold the workers
+                "%s: %s%s; its rows are done again by another one (%s such so far)",
+                self._call.said, str(death), self._call.where(*place), f"{count:,}",
             )  # fmt: skip
-        if task.deaths.count(row) < death.tries:
+        if task.deaths.count(place) < death.tries:
             return True
-        if row == NO_ROW or not isinstance(self._call.fn, Guarded):
+        if place[0] == NO_ROW or not self._call.leaves_out(place[1]):
             return False
-        items, words, known = unpickled(task.message)
-        known[row] = Failed(
+        items, words, failed = unpickled(task.message)
+        failed[place] = Failed(
             f"{death.tries} workers died one after the other as they called the function for it: {death}"
         )
-        task.message = pickled((items, words, known))
+        task.message = pickled((items, words, failed))
         return True
 
     def _answer_waiting(self, reply: Answer) -> None:
@@ -203,9 +214,6 @@ class ProcessMap:
                 answer = None if task is None else task.answer()
                 if answer is not None:
                     answer.put(reply)
-
-    def hear(self, drawn_from: str) -> None:
-        self._call.watch.hear(drawn_from)
 
     def gone(self) -> TrainpipesError:
         return _of_no_row(WorkerError, self._call.said, "its worker processes were ended")
@@ -231,14 +239,15 @@ class _Worker(threading.Thread):
     """One worker process and the thread that gives it rows."""
 
     def __init__(
-        self, owner: ProcessMap, said: str, context: Any, payload: RowCall | bytes
+        self, owner: ProcessMap, number: int, call: Call, context: Any, payload: Call | bytes
     ) -> None:
         super().__init__(name="trainpipes-map", daemon=True)
         self._owner = owner
-        self._said = said
+        self.number = number
+        self._does, self._said = call, call.said
         self._context = context
         self._payload = payload
-        self._row = context.RawValue("q", NO_ROW)
+        self._place = context.RawArray("q", [NO_ROW, 0])
         self._process: Any = None
         self._exit_code: int | None = None
         self._ready = False
@@ -247,7 +256,7 @@ class _Worker(threading.Thread):
     def start_process(self) -> None:
         if self._context.get_start_method() == "forkserver":
             preload(self._context, "__main__", work.__module__)
-        args = self._its_end, self._payload, self._row
+        args = self._its_end, self._payload, self._place, self.number
         process = self._context.Process(target=work, args=args, name="trainpipes-map", daemon=True)
         try:
             process.start()
@@ -267,14 +276,14 @@ class _Worker(threading.Thread):
                 self._owner.lost(self, died, task)
                 break
             try:
-                with doing(self._said):
+                with doing(self._does.while_waiting):
                     reply = self._call(task.message)
             except _Died as death:
                 if self._owner.does_again(task, death):
                     self._owner.lost(self, died, task)
                     break
                 wrong = self._died_at_row(death) if self._ready else self._not_ready(str(death))
-                reply = [None] * max(0, death.row), wrong
+                reply = self._does.died_at(wrong, *death.place)
             except BaseException as error:
                 self._end_process()
                 reply = [], error
@@ -299,12 +308,14 @@ class _Worker(threading.Thread):
             how = self._end_process()
             if not self._ready and (self._exit_code or 0) >= 0:  # it ended by itself
                 return [], self._not_ready(how)
-            raise _Died(how, self._row.value) from None
+            raise _Died(how, self._at_work()) from None
         if problem is not None:
             self._end_process()
+            if isinstance(problem, BaseException):
+                raise problem
             raise _of_no_row(ConfigError, self._said, problem)
-        results, error, drawn_from = unpickled(answer)
-        self._owner.hear(drawn_from)
+        results, error, noticed = unpickled(answer)
+        self._does.hear(noticed)
         if results:
             self._owner.least_rows = int(TASK * len(results) / took)
         return results, error
@@ -316,16 +327,20 @@ class _Worker(threading.Thread):
         return WorkerError(f"{self._said}: {text}{way}", stage=self._said)
 
     def _receive(self, timeout: float | None = None) -> Message:
-        row = self._row.value
+        place = self._at_work()
         while not (ready := connection.wait([self.connection, self._process.sentinel], timeout)):
-            if row == self._row.value:  # it has been at this row since the last look
+            if place == self._at_work():  # it has been at this row since the last look
                 self._process.kill()
                 self._end_process()
-                raise _Died(f"a worker process was ended after {timeout:g} s (timeout)", row, 2)
-            row = self._row.value
+                raise _Died(f"a worker process was ended after {timeout:g} s (timeout)", place, 2)
+            place = self._at_work()
         if self.connection not in ready:
             raise EOFError
         return receive(self.connection)
+
+    def _at_work(self) -> tuple[int, int]:
+        row, stage = self._place
+        return row, stage
 
     def hang_up(self) -> None:
         with suppress(OSError):
@@ -352,11 +367,11 @@ class _Worker(threading.Thread):
 
 
 class _Died(Exception):
-    """A worker process died, at a row of its task, which is the cause after so many tries."""
+    """A worker process died, at a row of a stage, which is the cause after so many tries."""
 
-    def __init__(self, how: str, row: int, tries: int = TRIES) -> None:
+    def __init__(self, how: str, place: tuple[int, int], tries: int = TRIES) -> None:
         super().__init__(how)
-        self.row, self.tries = row, tries
+        self.place, self.tries = place, tries
 
 
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:

@@ -15,22 +15,22 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from trainpipes._internal.locks import start
-from trainpipes.columns.tensor_rows import is_plain
-from trainpipes.engine.calling.row_call import RowCall
-from trainpipes.errors import DataError, WorkerError
+from trainpipes.engine.calling.row_call import Answer, RowCall
+from trainpipes.errors import DataError, TrainpipesError, WorkerError
+from trainpipes.interfaces.at_work import NO_ROW, AtWork, set_current
 
 #: Seconds that a function may run on after its parent has ended.
 GRACE = 0.5
-#: In place of the number of a row, where none is at work.
-NO_ROW = -1
 #: Bytes from which on an array travels out of band: two copies fewer for one more system call. That
 #: saves 0.1 ms of CPU time for an array of 442 KB.
 LARGE = 1 << 14
@@ -39,13 +39,84 @@ LARGE = 1 << 14
 Message: TypeAlias = "list[Any]"
 
 
+class Call(Protocol):
+    """What worker processes do for their parent; it pickles, but where they are forked.
+
+    Attributes:
+        said: what it is, in messages.
+        while_waiting: what a thread of the parent is at that waits for a worker.
+        way: out, where what it takes or gives does not pickle.
+    """
+
+    said: str
+    way: str
+
+    @property
+    def while_waiting(self) -> Any: ...
+
+    def begin(self, worker: int) -> None:
+        """In a worker, before all else; by the number of the worker."""
+        ...
+
+    def answer(self, items: Any, words: Any) -> Answer:
+        """In a worker: results for the first items, and the error at the next one."""
+        ...
+
+    def noticed(self) -> Any:
+        """In a worker: what the parent is to hear with an answer."""
+        ...
+
+    def hear(self, noticed: Any) -> None:
+        """In the parent, by any thread."""
+        ...
+
+    def leaves_out(self, stage: int) -> bool:
+        """Whether a row at which workers die may be left out there."""
+        ...
+
+    def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
+        """The Python objects in what is sent there or back."""
+        ...
+
+    def where(self, row: int, stage: int) -> str:
+        """Of a row and stage at which a worker died, in words; "" if nothing is known."""
+        ...
+
+    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
+        """The answer where workers died at a row of a stage."""
+        ...
+
+
+def _table(stream: Any) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than its numbers in memory."""
+    plain = tensor.layout == torch.strided and not tensor.is_quantized
+    return plain and tensor.device.type == "cpu" and not tensor.requires_grad
+
+
+def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(flat).view(dtype).view(shape)
+
+
 class _Pickler(pickle.Pickler):
-    """Pickles a tensor as an array: torch's own way makes a file of each."""
+    """Pickles a tensor as an array, since torch's own way makes a file of each; and of a table only its rows,
+    not all that they are cut from.
+    """
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and is_plain(value):
-            array = value.numpy()
-            return torch.from_numpy, (array if array.flags.c_contiguous else array.copy("C"),)
+        if type(value) is pa.Table:
+            stream = pa.BufferOutputStream()
+            with pa.ipc.new_stream(stream, value.schema) as writer:
+                writer.write_table(value)
+            return _table, (pickle.PickleBuffer(stream.getvalue()),)
+        if type(value) is torch.Tensor and _has_bytes(value):
+            flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+            if flat.stride(0) != 1:  # one number, which an expanded tensor repeats
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
         return NotImplemented
 
 
@@ -93,11 +164,11 @@ def _read(sender: socket.socket, size: int) -> memoryview:
     return content
 
 
-def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
-    """Call a function for the rows that the parent sends, until it hangs up or dies.
+def work(parent: socket.socket, call: Call | bytes, place: Any, worker: int) -> None:
+    """Answer what the parent sends, until it hangs up or dies.
 
-    The first answer is None, or why the function can't be used. ``row``, in shared memory, says which
-    row is at work.
+    The first answer is None, or why the call can't be used. ``place``, in shared memory, says which row
+    of which stage is at work.
     """
     os.setpgid(0, 0)  # signals to the parent's group are for the parent, which ends this
     # Copies of one process would draw the same numbers otherwise.
@@ -109,7 +180,7 @@ def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     start(threading.Thread(target=_listen, args=(parent, messages), daemon=True))
     with suppress(ConnectionError):  # the parent is gone
         try:
-            loaded: RowCall = pickle.loads(call) if isinstance(call, bytes) else call
+            loaded: Call = pickle.loads(call) if isinstance(call, bytes) else call
         except Exception as error:
             problem = (
                 f"the function does not load in a worker process ({type(error).__name__}: {error}); define "
@@ -117,9 +188,14 @@ def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
             )
             send(parent, pickled(problem))
             _end()
+        try:
+            loaded.begin(worker)
+        except BaseException as error:
+            send(parent, pickled(_portable(error, loaded.said)))
+            _end()
         send(parent, pickled(None))
         while (message := messages.get()) is not None:
-            send(parent, _answer(loaded, message, row))
+            send(parent, _answer(loaded, message, place))
     _end()
 
 
@@ -140,28 +216,30 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-def _answer(call: RowCall, message: Message, row: Any) -> Message:
-    """Results up to the first error; that error; the global generator that it drew from."""
+def _answer(call: Call, message: Message, place: Any) -> Message:
+    """Results up to the first error; that error; what the call noticed."""
     results: list[Any] = []
     error: BaseException | None
-    call.watch.reports = False  # the parent does
     try:
-        items, words, known = unpickled(message)
-        results, error = call.each(items, words, row, known)
+        items, words, failed = unpickled(message)
+        set_current(AtWork(place, failed))
+        results, error = call.answer(items, words)
     except Exception as problem:  # rows that can't be unpickled here
         error = problem
-    row.value = NO_ROW
+    place[0] = NO_ROW
+    raised = None if error is None else _portable(error, call.said)
+    noticed = call.noticed()
     try:
-        raised = None if error is None else _portable(error, call.said)
-        return pickled((results, raised, call.watch.found))
+        return pickled((results, raised, noticed))
     except Exception as problem:
         bad = next((n for n, result in enumerate(results) if not _pickles(result)), 0)
+        objects = call.objects(results[bad:])
+        culprit = next((value for value in objects if not _pickles(value)), None)
         refused = DataError(
             f"{call.said}: what the function returns must pickle to come back from a worker process, and "
-            f'a {type(results[bad]).__name__} does not ({problem}); use method="thread", or return arrays, '
-            "tensors and plain values"
+            f"a {type(culprit).__name__} does not ({problem}); {call.way}"
         )
-        return pickled((results[:bad], refused, call.watch.found))
+        return pickled((results[:bad], refused, noticed))
 
 
 def _pickles(value: Any) -> bool:
@@ -183,9 +261,13 @@ def _portable(error: BaseException, said: str) -> BaseException:
         error.add_note(note)
         pickle.loads(pickle.dumps(error))
     except Exception:
+        about = getattr(error, "_trainpipes", None)
+        said = said if about is None else about[0]
         error = WorkerError(
             f"{said}: the function raised {type(error).__qualname__}, which does not pickle: {error}"
         )
         error.add_note(note)
+        if about is not None:
+            error._trainpipes = about
     error.__traceback__ = None
     return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,15 +24,16 @@ from trainpipes._internal.activity import doing
 from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import DataError
+from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.global_draws import DrawWatch
+from trainpipes.interfaces.quarantine import Guarded
 
 #: Results for the first rows, and the error at the next one.
 Answer = tuple[list[Any], BaseException | None]
 #: The upper counter words of some items: uint64 ``[items, 3]``.
 Words = npt.NDArray[np.uint64]
 _NOTHING = np.zeros(4, dtype=np.uint64)
-NONE_KNOWN: Mapping[int, Any] = {}
 
 
 class RowKey(ISeedSequence):  # a Philox asks it for its key
@@ -88,33 +89,65 @@ def row_words(block: Block) -> Words:
 
 @dataclass(eq=False)
 class RowCall:
-    """A function of one row, or of a row and its generator (with ``key``)."""
+    """A function of one row, or of a row and its generator (with ``key``), which worker processes call, too.
+    What these do of ``begin`` and so on: see ``process_worker.Call``.
+    """
 
     fn: Callable[..., Any]
     key: RowKey | None
     said: str
     watch: DrawWatch
 
+    def begin(self, worker: int) -> None:
+        self.watch.reports = False  # the parent does
+
+    def answer(self, items: Sequence[Any], words: Words | None) -> Answer:
+        return self.each(items, words)
+
+    def noticed(self) -> str:
+        return self.watch.found
+
+    def hear(self, noticed: str) -> None:
+        self.watch.hear(noticed)
+
+    def leaves_out(self, stage: int) -> bool:
+        return isinstance(self.fn, Guarded)
+
+    @property
+    def while_waiting(self) -> str:
+        return self.said
+
+    way = 'use method="thread", or return arrays, tensors and plain values'
+
+    def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
+        return sent_here
+
+    def where(self, row: int, stage: int) -> str:
+        return ""
+
+    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
+        return [None] * max(0, row), error
+
     def each(
         self,
         items: Sequence[Any],
         words: Words | None,
-        at: Any = None,
-        known: Mapping[int, Any] = NONE_KNOWN,
+        rows: Sequence[int] | None = None,
     ) -> Answer:
-        """Call the function for each item, up to the first at which it raises or returns None. ``at.value``
-        is the number of the item at work; of items in ``known`` the result is known.
+        """Call the function for each item, up to the first at which it raises or returns None. A worker
+        process notes the item at work, by its number in ``rows``, or here.
         """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)
+        at_work = current()
         try:
             for number, item in enumerate(items):
-                if number in known:
-                    results.append(known[number])
-                    continue
-                if at is not None:
-                    at.value = number
+                if at_work is not None:
+                    failed = at_work.at(number if rows is None else rows[number])
+                    if failed is not None:
+                        results.append(failed)
+                        continue
                 if self.key is None or counters is None:
                     result = fn(item)
                 else:

@@ -12,11 +12,11 @@ from weakref import finalize
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn_if_all_empty
-from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.shared_items import SharedItems
-from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.handed_out import Workers
+from trainpipes.engine.processes.loader_workers import LoaderWorkers
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.interfaces.stage import Numbers
@@ -31,7 +31,7 @@ class RunOptions:
 
     Args:
         threads: that work ahead; None for one per core, without user functions.
-        workers: of a ``Loader``, which make the items.
+        workers: of a ``Loader``, which call functions.
         unroll: gives the items of a run.
         places: whether stages place batches on a device.
         step: batches of all ranks that are a step, with a whole one of which a pass ends; 0 for one of each
@@ -97,8 +97,9 @@ class Consumer:
         self.ended = self.left = False
         #: What stages had counted when it began.
         self._counted: list[Numbers] | None = None
-        self._items: ShardItems | WorkerReceiver | SharedItems | None = None
-        self._started: ShardItems | WorkerReceiver | SharedItems | None = None
+        self._items: ShardItems | SharedItems | None = None
+        self._started: ShardItems | SharedItems | None = None
+        self._workers: Workers | None = None
         self._pool: Pool | None = None
         self._over = False
         self._num_shards = plan.chain.num_shards
@@ -176,12 +177,13 @@ class Consumer:
             self._next += self._stride
         return count
 
-    def _start_work(self) -> ShardItems | WorkerReceiver | SharedItems:
+    def _start_work(self) -> ShardItems | SharedItems:
         if self._counted is None:
             self._counted = [tally.numbers for tally in self.plan.tallies]
         items = self.items
-        if self._options.workers is None:
-            self.plan.settle(0 if self._pool is None else self._pool.threads)
+        if self._workers is not None:
+            self._workers.start()  # before threads are
+        self.plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
         if self._least and not self.position.m:
             self._skip(items)
@@ -196,7 +198,7 @@ class Consumer:
         self._items.pass_to(m)
         return self._items.count
 
-    def _skip(self, items: ShardItems | WorkerReceiver | SharedItems) -> None:
+    def _skip(self, items: ShardItems | SharedItems) -> None:
         """Pass over the items that ``skip`` leaves out; steps are counted from the first one that is left."""
         if isinstance(items, SharedItems) and not self.ends_together:
             items.pass_items(self._least)
@@ -213,7 +215,7 @@ class Consumer:
         self._running = self.topology.own_shards(self.origin, self._num_shards)
 
     @property
-    def items(self) -> ShardItems | WorkerReceiver | SharedItems:
+    def items(self) -> ShardItems | SharedItems:
         # A cached_property would make each item 0.1 us slower.
         if self._items is None:
             items, step = self._open_items(), self.topology.step(self._num_shards)
@@ -228,14 +230,16 @@ class Consumer:
                 )  # fmt: skip
         return self._items
 
-    def _open_items(self) -> ShardItems | WorkerReceiver:
+    def _open_items(self) -> ShardItems:
         plan, options = self.plan, self._options
         if options.workers is not None:
-            return WorkerReceiver(options.workers, plan, self.topology, self.position)
-        ours = not plan.runs_user_code
+            self._workers = options.workers.begin(plan)
+            plan = plan.worked_by(self._workers)
+        ours = not plan.runs_user_code and self._workers is None
         threads = default_threads() if options.threads is None else options.threads
         # The thread that iterates calls user functions, unless threads were asked for.
-        alone = not ours and (options.threads is None or plan.in_caller)
+        asked = options.threads is not None and self._workers is None
+        alone = not ours and (not asked or plan.in_caller)
         if threads:
             # Two threads never call a user function at once.
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
@@ -378,3 +382,6 @@ class Consumer:
             self._pool.close()
         if self._items is not None:
             self._items.close()
+        workers, self._workers = self._workers, None
+        if workers is not None and self._options.workers is not None:
+            self._options.workers.end(workers, self.plan)

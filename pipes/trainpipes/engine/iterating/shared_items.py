@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems
 
@@ -24,7 +23,7 @@ class SharedItems:
 
     def __init__(
         self,
-        items: ShardItems | WorkerReceiver,
+        items: ShardItems,
         first: int,
         step: int,
         num_shards: int,

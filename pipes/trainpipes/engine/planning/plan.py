@@ -41,11 +41,13 @@ class Plan:
         chain: the stages; where the batch size was changed in a pass, with that of the batches at hand.
         layouts: with the batch size that the stages say, and what was changed.
         new_weights: of a mix, from some batches of the pass on.
+        workers: processes that call functions for a pass, if there are some.
     """
 
     inputs: Inputs
     quiet: bool = False
     new_weights: Reweighed = ()
+    workers: Any = None
 
     @cached_property
     def chain(self) -> Chain:
@@ -96,15 +98,18 @@ class Plan:
             vars(plan).pop(name, None)
         return plan
 
+    def worked_by(self, workers: Any) -> Plan:
+        """This plan for a pass in which processes call functions, but those below a cache."""
+        plan = self._with(workers=workers)
+        for name in ("reads_user_code", "runs_user_code"):
+            vars(plan).pop(name, None)
+        return plan
+
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches. The
         order stays the same; no state knows of lanes.
         """
         return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
-
-    def known_as(self, identity: str) -> Plan:
-        """This plan with an identity that another process found."""
-        return self._with(identity=identity)
 
     def _cut(self, sizes: BatchSizes | None, lanes: int, **others: Any) -> Plan:
         layouts = Layouts(self.inputs, self.inputs.chain, sizes, lanes)
@@ -171,7 +176,8 @@ class Plan:
     @cached_property
     def reads_user_code(self) -> bool:
         chain = self.chain
-        reading = [chain.stages[0], *chain.before, *filter(None, [chain.shuffle])]
+        before = chain.before if self.workers is None else chain.before[: chain.cached or 0]
+        reading = [chain.stages[0], *before, *filter(None, [chain.shuffle])]
         return any(stage._runs_user_code for stage in reading)
 
     @cached_property

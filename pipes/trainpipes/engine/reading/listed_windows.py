@@ -55,6 +55,8 @@ class ListedMaker(WindowMaker):
         has_holes = self._cached is not None and self._cached.holes
         self._keeps_rows = has_holes or all(stage.traits.keeps_rows for stage in before)
         self._before = before[plan.chain.cached or 0 :]
+        if plan.workers is not None:
+            self._before = plan.workers.handed_out(plan, self._before)
         self._fetched = self._layouts.fetched_bytes
         self._spans: dict[int, _SpanReading] = {}  # of each span
         self._is_far = not getattr(self._source, "is_local", True)

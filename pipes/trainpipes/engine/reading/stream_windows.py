@@ -39,6 +39,9 @@ class StreamMaker(WindowMaker):
     def __init__(self, plan: Plan, stream: RowStream) -> None:
         self._layouts = plan.layouts
         self._chain = plan.chain
+        self._before = plan.chain.before
+        if plan.workers is not None:
+            self._before = plan.workers.handed_out(plan, self._before)
         self._stream = stream
         layout = plan.layouts.usual
         assert isinstance(layout, StreamLayout)
@@ -74,7 +77,7 @@ class StreamMaker(WindowMaker):
                     if current.window > key.window:
                         break
                     progress.advance(len(cut[0]))
-            rows, after = put_through(self._chain.before, cut[0]), cut[1]
+            rows, after = put_through(self._before, cut[0]), cut[1]
         except BaseException:  # the next call reads again, so no row is lost
             self._close(key.epoch)
             raise

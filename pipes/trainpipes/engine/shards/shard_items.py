@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from trainpipes._internal.pool import MOST_WAITING, Future, Pool
 from trainpipes.columns.lazy_batches import LazyBatches
@@ -72,8 +72,8 @@ class ShardItems:
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Have other threads, or a stage's workers, begin at batch ``m``."""
-        if self._pool is None and self._shards.has_workers:
-            self._most = SUBMITTED
+        if self._pool is None and (self._shards.has_workers or self._shards.begins_all):
+            self._most = SUBMITTED if self._plan.workers is None else self._plan.workers.ahead
         self._stride = stride
         for first in range(m, m + stride * self._own, stride):
             if first < end:
@@ -159,7 +159,9 @@ class ShardItems:
         lane = self._of(number)
         if number in self._in_work or lane.ended:
             return
-        if self._pool is None:
+        if self._pool is None and self._shards.begins_all:
+            self._in_work[number] = _made_now(lane.make)
+        elif self._pool is None:
             lane.begin()
             self._in_work[number] = lane.make
         else:
@@ -182,6 +184,20 @@ class ShardItems:
             lane = Lane(self._shards, number, position.pass_number, cursor, self._unroll)
             self._lanes[number] = lane
         return lane
+
+
+def _made_now(make: Callable[[], RunItems | None]) -> Callable[[], RunItems | None]:
+    """What gives a run that is made at once, or raises in its turn."""
+    try:
+        made = make()
+    except Exception as error:
+        raised = error
+
+        def fail() -> NoReturn:
+            raise raised
+
+        return fail
+    return lambda: made
 
 
 def _with_first(make: Callable[[], RunItems | None]) -> RunItems | None:

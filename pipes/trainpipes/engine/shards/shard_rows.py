@@ -65,15 +65,21 @@ def last_stages(plan: Plan) -> tuple[RunStage, ...]:
 
 
 def stages_to_open(
-    plan: Plan, stage_pool: Pool | None, last: Sequence[Stage] = ()
+    plan: Plan, stage_pool: Pool | None, last: Sequence[Stage] = (), shards: int = 1
 ) -> tuple[Stage, ...]:
     """The stages of a shard without the ``last`` ones; ``stage_pool`` runs those straight above the last
-    user function.
+    user function. ``shards``: how many there are in this process.
     """
     stages = plan.chain.after[: len(plan.chain.after) - len(last)]
     if stage_pool is None or has_workers(stages):
-        return stages
-    called = (n + 1 for n, s in enumerate(stages) if s._runs_user_code or s.traits.in_caller)
+        return stages if plan.workers is None else plan.workers.handed_out(plan, stages, shards)
+    if plan.workers is not None:
+        stages = plan.workers.handed_out(plan, stages, shards)
+    called = (
+        n + 1
+        for n, s in enumerate(stages)
+        if s._runs_user_code or s.traits.in_caller or has_workers([s])
+    )
     first = max(called, default=0)
     above: list[RunStage] = []
     for stage in stages[first:]:
@@ -133,12 +139,23 @@ class Shards:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that a lane opens."""
-        return stages_to_open(self.plan, self.stage_pool, self.last)
+        return stages_to_open(self.plan, self.stage_pool, self.last, self.count)
 
     @cached_property
     def last(self) -> tuple[RunStage, ...]:
         """Those that run for own batches alone."""
         return () if self.own is None else last_stages(self.plan)
+
+    @cached_property
+    def last_opened(self) -> tuple[Any, ...]:
+        """The same, where workers run some of them."""
+        workers = self.plan.workers
+        return self.last if workers is None else workers.handed_out(self.plan, self.last)
+
+    @property
+    def begins_all(self) -> bool:
+        """Whether workers run the last stages, so that whole runs are begun ahead."""
+        return has_workers(self.last_opened)
 
     @cached_property
     def has_workers(self) -> bool:
@@ -155,7 +172,10 @@ def own_items(
     items: MutableSequence[Any] = [None] * len(numbers)
     if own:
         run = run.pick(np.array(own, dtype=np.int64))
-        for stage in shards.last:
+        stages = shards.last_opened
+        if has_workers(stages[-1:]):
+            return _later(stages, run, unroll).among(own, len(numbers))
+        for stage in stages:
             run = called(stage, stage.process, run)
         made = unroll(run)
         if isinstance(made, LazyBatches):
@@ -163,6 +183,21 @@ def own_items(
         for place, k in enumerate(own):
             items[k] = made[place]
     return items
+
+
+def _later(stages: Sequence[Any], run: Run, unroll: Unroll) -> LazyBatches:
+    """The items of a run, which workers have begun with."""
+    for stage in stages[:-1]:
+        run = called(stage, stage.process, run)
+    count, wait = len(run), stages[-1].submit_run(run)
+    made: list[MutableSequence[Any]] = []
+
+    def make(k: int) -> Any:
+        if not made:
+            made.append(unroll(wait()))
+        return made[0][k]
+
+    return LazyBatches(make, count)
 
 
 def open_rows(

@@ -13,6 +13,7 @@ from trainpipes._internal.activity import WAITING
 from trainpipes._internal.activity_sampler import Counts
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.loader_workers import calls_python
 from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
@@ -127,9 +128,10 @@ class Measured:
 
     def of(self, group: str, *whats: str) -> tuple[float, float]:
         """Seconds, and seconds of CPU, of a group of threads in some of what they do; all work if none are
-        named. In the processes that make batches: workers, if there are any."""
-        times = (self.workers if self.workers.times else self.counts).times.get(group, {})
-        chosen = [v for k, v in times.items() if (k in whats if whats else k not in WAITING)]
+        named, in this process and in workers."""
+        times = [c.times.get(group, {}).items() for c in (self.counts, self.workers)]
+        named = (v for some in times for v in some)
+        chosen = [v for k, v in named if (k in whats if whats else k not in WAITING)]
         return sum(v[0] for v in chosen), sum(v[1] for v in chosen)
 
     @property
@@ -156,8 +158,10 @@ def facts_of(
     """The facts of a plan, run with so many threads or workers; ``plain``: of torch's DataLoader."""
     chain = plan.chain
     stages = tuple(map(_of_stage, stages_within(chain.stages)))
+    if not plain and not calls_python(plan):
+        workers = 0
     if threads is None:
-        threads = 0 if workers or plain else default_threads()
+        threads = 0 if plain else default_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     about: dict[str, Any] = {
         "threads": threads,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainpipes._internal.activity import BYTES, SENDING, UNROLL, WAITING
+from trainpipes._internal.activity import BYTES, UNROLL, WAITING
 from trainpipes._internal.activity_sampler import ITERATES
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
 
@@ -93,26 +93,22 @@ def _start(facts: Facts, m: Measured) -> Iterator[Cause]:
 
 
 def _workers(facts: Facts, m: Measured) -> Iterator[Cause]:
-    """Processes that make batches: of a Loader, or of a plain DataLoader."""
+    """Processes that call functions, of a Loader, or that make batches, of a plain DataLoader."""
     if not facts.workers:
         return
     cpu = m.workers.cpu or m.children
     calls = any(stage.in_caller for stage in facts.stages)
     useful = max(1, facts.shards // facts.ranks)
-    if useful < facts.workers:
+    if useful < facts.workers and facts.plain:
         shards = f"{useful} shard{'s' * (useful != 1)}"
         text = f"{facts.workers} workers share {shards}: {facts.workers - useful} have none"
         line = f"sharding_filter({4 * facts.workers * facts.ranks})"
         after = max(m.trainer, m.seconds * useful / min(facts.workers, max(facts.cores, useful)))
         yield Cause("shards", text, line, after)
-    if not calls and not any(stage.calls for stage in facts.stages):
-        what = "a DataLoader's workers" if facts.plain else "worker processes"
-        sends = sum(m.workers.times.get(ITERATES, {}).get(SENDING, [0.0, 0.0]))
-        text = f"{what} send batches of columns, which threads would hand over"
-        line = "tp.Loader(pipe)" if facts.plain else "Loader(pipe) without num_workers"
-        work = max(0.0, cpu - sends / 2)
-        after = max(m.trainer, work / _free(facts, m), 0.5 * m.seconds if facts.plain else 0.0)
-        yield Cause("processes", text, line, after)
+    if facts.plain and not calls and not any(stage.calls for stage in facts.stages):
+        text = "a DataLoader's workers send batches of columns, which threads would hand over"
+        after = max(m.trainer, cpu / _free(facts, m), 0.5 * m.seconds)
+        yield Cause("processes", text, "tp.Loader(pipe)", after)
     elif facts.workers < int(_free(facts, m)):
         number = int(_free(facts, m))
         text = f"{facts.workers} workers are busy, and there are {facts.cores} cores"

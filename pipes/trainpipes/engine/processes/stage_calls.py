@@ -1,0 +1,237 @@
+"""What the worker processes of a ``Loader`` do: they put runs of rows through stages that call Python. All
+else, such as reading, order, batches and the state, stays in the process that trains.
+
+A task is a run and the numbers of some stages. What comes out depends on the rows alone, so that another
+worker may do it again.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from trainpipes._internal import activity
+from trainpipes._internal.activity import TURN, doing
+from trainpipes._internal.activity_sampler import ActivitySampler, switched
+from trainpipes._internal.locks import cached_property
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.bad_values import naming_bad_values
+from trainpipes.columns.block import Block, Each, Pieces
+from trainpipes.columns.run import Cursors, Run
+from trainpipes.engine.calling.open_stages import called
+from trainpipes.engine.calling.row_call import Answer
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import TrainpipesError
+from trainpipes.interfaces.at_work import NO_ROW, current
+from trainpipes.interfaces.read_columns import blame
+from trainpipes.interfaces.stage import Numbers, Stage
+
+
+class Group(NamedTuple):
+    """Stages that stand one above the other, by their numbers in ``steps_of`` a plan."""
+
+    first: int
+    stop: int
+    #: Whether a later stage looks at the rows of finished batches.
+    keeps_rows: bool
+
+
+class SentRun(NamedTuple):
+    """A run on its way. ``ends``: after each of its items, how many of the items that came in are used up;
+    None where no process has worked on it.
+    """
+
+    data: Any
+    ids: IntArray
+    epoch: Each
+    part: Each
+    made_of: Pieces | None
+    bounds: IntArray | None
+    items: list[Any] | None
+    ends: IntArray | None = None
+
+    def run(self, cursors: Cursors | None = None) -> Run:
+        """The run; its ``cursors`` are those of the run that was sent."""
+        data = [None] * len(self.ids) if self.data is None else self.data
+        block = Block(data, self.ids, epoch=self.epoch, part=self.part)
+        block.made_of = self.made_of
+        if self.ends is None:
+            count = len(self.ids) if self.bounds is None else len(self.bounds) - 1
+            cursors = Cursors.counting({}, np.arange(count + 1, dtype=np.int64))
+        elif cursors is not None:
+            cursors = cursors.pick(self.ends)
+        assert cursors is not None
+        return Run(block, cursors, self.bounds, self.items)
+
+
+def sent(run: Run, keeps_rows: bool = True) -> SentRun:
+    block, items = run.block, None if run.items is None else list(run.items)
+    data = block.data if items is None or keeps_rows else None
+    return SentRun(data, block.ids, block.epoch, block.part, block.made_of, run.bounds, items)
+
+
+@dataclass(eq=False)
+class StageCall:
+    """Puts runs through stages, in worker processes. Of what the parent has, these get the stages, where the
+    source stands and which types are known.
+
+    Args:
+        init: called with the number of each worker before all else.
+    """
+
+    plan: Plan
+    stages: Sequence[Stage]
+    workers: int
+    init: Callable[[int], None] | None = None
+    said: str = "Loader(num_workers)"
+    _sent: Mapping[str, Any] = field(default_factory=dict)
+    _counted: list[Numbers] = field(default_factory=list)
+    _known: set[str] = field(default_factory=set)
+    _sampler: ActivitySampler | None = None
+    #: What a thread is at that waits for a worker, which counts its own work.
+    while_waiting = TURN
+
+    def __getstate__(self) -> dict[str, Any]:
+        plan = self.plan
+        about: dict[str, Any] = {
+            "source": plan.inputs.source,
+            "schemas": plan.inputs.schemas.known(),
+        }
+        state = {**vars(self), "plan": None, "_sent": about}
+        state.pop("_steps", None)
+        return state
+
+    @cached_property
+    def _steps(self) -> list[Any]:
+        return steps_of(self.plan)
+
+    # In a worker
+
+    def begin(self, worker: int) -> None:
+        self.open()
+        gc.freeze()  # garbage collection would copy the memory shared with the parent
+        _tell_torch(worker, self.workers)
+        if self.init is not None:
+            self.init(worker)
+
+    def open(self) -> None:
+        """Make the stages ready that it was sent."""
+        about = self._sent or self.__getstate__()["_sent"]  # forked
+        plan = Plan.of([stage._fresh() for stage in self.stages], about["source"])
+        plan.inputs.schemas.adopt(about["schemas"])
+        self.plan, self._known = plan, set(about["schemas"])
+        vars(self).pop("_steps", None)
+        for tally in plan.tallies:
+            tally.is_silent = True
+        self._counted = [tally.numbers for tally in plan.tallies]
+
+    def answer(self, items: tuple[Group, SentRun], words: Any) -> Answer:
+        """``words``: whether a profile is taken."""
+        self._sampler = switched(self._sampler, bool(words))
+        group, run = items[0], items[1].run()
+        at_work = current()
+        _seed(run, group.first)
+        try:
+            for number in range(group.first, group.stop):
+                stage = self._steps[number]
+                stage._draw_watch.reports = False  # the parent does
+                if at_work is not None:
+                    at_work.place[:] = NO_ROW, number
+                if len(run):
+                    with doing(stage), naming_bad_values(run.block, stage):
+                        run = called(stage, _function(stage), run)
+            made = sent(run, group.keeps_rows)._replace(ends=run.cursors.rows)
+            return [made], None
+        except BaseException as error:
+            return [], error
+
+    def noticed(self) -> Any:
+        """What stages counted since the last answer, types that were found, and which of them draw."""
+        plan = self.plan
+        counted = [t.since(n) for t, n in zip(plan.tallies, self._counted, strict=True)]
+        self._counted = [tally.numbers for tally in plan.tallies]
+        known = plan.inputs.schemas.known()
+        schemas = {key: known[key] for key in known.keys() - self._known}
+        self._known = set(known)
+        draws = [
+            (number, watch.found)
+            for number, stage in enumerate(self._steps)
+            if (watch := vars(stage).get("_draw_watch")) is not None and watch.found
+        ]
+        profiled = None if self._sampler is None else self._sampler.take()
+        return counted, schemas, draws, profiled
+
+    # In the parent
+
+    def hear(self, noticed: Any) -> None:
+        counted, schemas, draws, profiled = noticed
+        if profiled is not None:
+            activity.from_workers.append(profiled)
+        for tally, more in zip(self.plan.tallies, counted, strict=True):
+            if any(more):
+                tally.adopt(more)
+        if schemas:
+            self.plan.inputs.schemas.adopt(schemas)
+        for number, found in draws:
+            self._steps[number]._draw_watch.hear(found)
+
+    def leaves_out(self, stage: int) -> bool:
+        return bool(getattr(self._steps[stage], "leaves_out", False))
+
+    def where(self, row: int, stage: int) -> str:
+        place = "" if row == NO_ROW else f" for {self.plan.inputs.place_of(row)}"
+        return f" while {self._steps[stage]} was at work{place}"
+
+    def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
+        runs = [run for run in sent_here if isinstance(run, SentRun)]
+        values = [run.data if run.items is None else run.items for run in runs]
+        return [value for some in values if isinstance(some, list) for value in some]
+
+    way = "make arrays, tensors and plain values of it, or use num_workers=0"
+
+    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
+        own = self._steps[stage]
+        error.message = f"{own}{error.message.removeprefix(self.said)}"
+        error.stage = str(own)
+        if row != NO_ROW:
+            vars(error).pop("_trainpipes", None)
+            blame(error, own, row)
+        return [], error
+
+
+def _function(stage: Any) -> Callable[[Run], Run]:
+    function: Callable[[Run], Run] = getattr(stage, "call_ahead", None) or stage.process
+    return function
+
+
+def steps_of(plan: Plan) -> list[Any]:
+    """The stages on rows and batches of a plan, then those of a mix's sources."""
+    return [*plan.chain.steps, *(step for part in plan.mixed.values() for step in steps_of(part))]
+
+
+def _seed(run: Run, stage: int) -> None:
+    """Seed the global generators by the rows, so that which worker does a task changes nothing."""
+    if not len(run.block):
+        return
+    first = int(run.block.ids[0])
+    epoch = run.block.epoch if isinstance(run.block.epoch, int) else int(run.block.epoch[0])
+    seed = hash((first, epoch, stage)) & 0xFFFF_FFFF
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _tell_torch(worker: int, workers: int) -> None:
+    """Have ``get_worker_info()`` say which worker this is, as in those of a ``DataLoader``."""
+    no_dataset: Any = None
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker, num_workers=workers, seed=os.getpid(), dataset=no_dataset
+    )

@@ -1,0 +1,207 @@
+"""Functions are called by the workers of a ``Loader``, and all else is done in the process that trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.testing import digest
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+TABLE = pa.table({"id": range(300), "text": [f"row {n}" for n in range(300)]})
+#: Whether functions may be called in the process that trains.
+HERE = False
+
+
+def elsewhere() -> None:
+    assert HERE or parent_process() is not None, "called in the process that trains"
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(50, seed=1)
+
+
+def mapped(row: dict[str, Any]) -> dict[str, Any]:
+    elsewhere()
+    return {"id": row["id"], "twice": 2 * row["id"]}
+
+
+def drawn(row: dict[str, Any], rng: Any) -> dict[str, Any]:
+    elsewhere()
+    return {**row, "noise": int(rng.integers(1000))}
+
+
+def kept(row: dict[str, Any]) -> bool:
+    elsewhere()
+    return bool(row["id"] % 3)
+
+
+def several(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    elsewhere()
+    return ({"id": row["id"], "n": n} for n in range(row["id"] % 4))
+
+
+def very_many(row: dict[str, Any]) -> Iterator[int]:
+    return iter(range(5000 if row["id"] == 7 else 1))
+
+
+def columns(table: pa.Table) -> dict[str, pa.Array]:
+    elsewhere()
+    return {"twice": pa.array([2 * n for n in table["id"].to_pylist()])}
+
+
+def stacked(batch: list[Any]) -> Any:
+    elsewhere()
+    return torch.tensor([row["id"] for row in batch])
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, n: int) -> int:
+        elsewhere()
+        return n * n
+
+
+class Doubled(tp.RowStage):
+    def apply(self, row: Any) -> Any:
+        elsewhere()
+        return {"id": 2 * row["id"]}
+
+
+class OnBatches(tp.BatchStage):
+    def apply(self, batch: Any) -> Any:
+        elsewhere()
+        return batch["id"] + 1
+
+
+class OnTables(tp.TableStage):
+    def apply(self, table: pa.Table) -> pa.Table:
+        elsewhere()
+        return table.select(["id"])
+
+
+CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
+    "map": lambda: rows().map(mapped).batch(4),
+    "map with a generator": lambda: rows().map(drawn, rng=True).batch(4),
+    "of batches": lambda: rows().batch(4).map(len).map(float),
+    "filter": lambda: rows().filter(kept).batch(4),
+    "filter before the shuffle": lambda: (
+        tp.from_arrow(TABLE).filter(kept).sharding_filter(4).shuffle(50, seed=1).batch(4)
+    ),
+    "flat_map": lambda: rows().map(mapped).flat_map(several).batch(4),
+    "flat_map of very many": lambda: rows().flat_map(very_many).batch(64),
+    "map_batches": lambda: rows().map_batches(columns).batch(4),
+    "with_columns": lambda: rows().with_columns(columns).batch(4),
+    "collate": lambda: rows().batch(4).collate(stacked),
+    "dataset": lambda: tp.from_dataset(Squares()).sharding_filter(4).shuffle(9).batch(4),
+    "stages of one's own": lambda: (
+        rows().then(OnTables()).then(Doubled()).batch(4).collate().then(OnBatches())
+    ),
+    "pack": lambda: (
+        tp.from_dataset([{"input_ids": [n] * (n % 9)} for n in range(200)])
+        .sharding_filter(4).shuffle(9).map(dict).pack(16).batch(2).pad_collate()
+    ),
+    "stream": lambda: tp.from_iterable(partial(map, dict, TABLE.to_pylist())).map(mapped).batch(4),
+    "mix": lambda: (
+        tp.mix({
+            "a": tp.from_arrow(TABLE).shuffle(50).map(mapped),
+            "b": tp.from_arrow(TABLE).map(mapped, version="2").flat_map(several, version="3"),
+        }, weights={"a": 1, "b": 2}).sharding_filter(4).batch(4)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_workers_call_functions_and_the_batches_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [digest(item) for item in tp.Loader(CHAINS[name](), num_workers=2)]
+    loader = tp.Loader(CHAINS[name](), num_workers=3, multiprocessing_context="forkserver")
+    begun = [digest(item) for item in islice(loader, 11)]
+    monkeypatch.setattr(f"{__name__}.HERE", True)
+    assert given == [digest(item) for item in tp.Loader(CHAINS[name]())]
+    assert begun == given[:11]
+    resumed = tp.Loader(CHAINS[name](), threads=0)
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + [digest(item) for item in resumed] == given
+
+
+def test_without_functions_no_worker_is_started() -> None:
+    before = psutil.Process().children()
+    loader = tp.Loader(rows().batch(4).collate(), num_workers=2)
+    next(iter(loader))
+    assert psutil.Process().children() == before
+    assert "none is started: no stage calls Python" in str(loader.explain())
+    said = str(tp.Loader(CHAINS["map"](), num_workers=2).explain())
+    assert "2 processes, which call map(mapped (test_handed_out.py:" in said
+
+
+def dies_once(mark: str, row: dict[str, Any]) -> dict[str, Any]:
+    if row["id"] in (40, 200) and not Path(mark + str(row["id"])).exists():
+        Path(mark + str(row["id"])).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if row["id"] % 10 == 0:
+        raise ValueError("a bad row")
+    return row
+
+
+def test_rows_left_out_are_counted_once_where_workers_die(tmp_path: Path) -> None:
+    pipe = rows().map(partial(dies_once, str(tmp_path / "died")), version="1", on_error="skip")
+    loader = tp.Loader(pipe.batch(4), num_workers=2)
+    assert sum(map(len, loader)) == 270
+    assert "30 of 300 rows left out" in str(loader.explain())
+
+
+def ends(row: dict[str, Any]) -> dict[str, Any]:
+    if row["id"] == 111:
+        os._exit(0)
+    return row
+
+
+def test_a_row_that_ends_its_process_is_left_out_and_listed(tmp_path: Path) -> None:
+    quarantine = tp.Quarantine(tmp_path / "bad")
+    pipe = rows().map(mapped).map(ends, on_error=quarantine).batch(4)
+    loader = tp.Loader(pipe, num_workers=2)
+    assert sum(map(len, loader)) == 299
+    (file,) = (tmp_path / "bad").iterdir()
+    assert "3 workers died one after the other" in file.read_text()
+
+
+def initialised(worker: int) -> None:
+    raise RuntimeError(f"no GPU for worker {worker}")
+
+
+def test_an_error_of_worker_init_fn_is_raised() -> None:
+    loader = tp.Loader(CHAINS["map"](), num_workers=2, worker_init_fn=initialised)
+    with pytest.raises(RuntimeError, match="no GPU for worker"):
+        next(iter(loader))
+
+
+def global_draw(row: dict[str, Any]) -> float:
+    return float(torch.rand(()))
+
+
+@pytest.mark.filterwarnings("ignore:.*draws from torch's global generator")
+def test_global_draws_do_not_depend_on_which_worker_makes_them() -> None:
+    pipe = rows().map(global_draw).batch(4)
+    first, second = (
+        [draw for batch in tp.Loader(pipe, num_workers=n, epoch=0) for draw in batch]
+        for n in (1, 3)
+    )
+    assert first == second
+    assert len(set(first)) == 300
