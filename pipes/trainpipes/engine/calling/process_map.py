@@ -1,6 +1,6 @@
-"""Worker processes for ``map(method="process")``, each fed by a thread of the parent. They start with
-the first rows, and end with the pipeline, their parent, or after an idle minute. One that dies is replaced,
-and its rows are done again.
+"""Worker processes for ``map(method="process")`` and for ``Loader(num_workers=)``, each fed by a thread of the
+parent. They start with the first rows, and end with the pipeline, their parent, or, those of ``map``, after an
+idle minute. One that dies is replaced, and its rows are done again.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class ProcessMap:
         workers: int,
         method: Any = None,
         timeout: float | None = None,
-        idle: float = IDLE,
+        idle: float | None = None,
     ) -> None:
         self.pid = os.getpid()
         self._call = call
         self._count = workers
-        self.timeout, self._idle = timeout, idle
+        self.timeout, self._idle = timeout, IDLE if idle is None else idle
         if method is None:  # not fork, which copies locks of other threads
             there = "forkserver" in multiprocessing.get_all_start_methods()
             method = "forkserver" if there and self.pid == HOME else "spawn"
