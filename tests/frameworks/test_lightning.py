@@ -86,7 +86,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_at_every_step_on_one_and_on_two(tmp_p
 def test_a_rank_that_fails_alone_is_told_that_it_cannot_save(tmp_path: Path) -> None:
     ranks = Ranks(fails_on, 2, tmp_path / "a", tmp_path / "run", "packed", [0], 2.0)
     said = tmp_path / "a" / "returned-00"
-    ranks.kill_when(said.exists)  # the other one waits for its gradients
+    # The other one waits for its gradients.
+    ranks.kill_when(lambda: said.exists() and said.read_text() != "")
     told = said.read_text()
     assert "StateError: no checkpoint was saved on this exception" in told
     assert "rank 1 did not ask within 2 s" in told
