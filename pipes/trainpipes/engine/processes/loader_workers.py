@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import finalize
 
+from trainpipes._internal.checks import wrong
 from trainpipes._internal.messages import log_once
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.planning.plan import Plan
@@ -66,6 +67,9 @@ class LoaderWorkers:
         self._sent = self._sent or self.stages()
         context = self.context
         if context is None or isinstance(context, str):
+            there = multiprocessing.get_all_start_methods()
+            if context is not None and context not in there:
+                raise wrong("Loader(multiprocessing_context)", f"one of {there} here", context)
             context = multiprocessing.get_context(context)
         if context.get_start_method() != "fork":
             self.check()
