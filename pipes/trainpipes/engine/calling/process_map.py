@@ -1,6 +1,6 @@
-"""Worker processes for ``map(method="process")`` and for ``Loader(num_workers=)``, each fed by a thread of the
-parent. They start with the first rows, and end with the pipeline, their parent, or, those of ``map``, after an
-idle minute. One that dies is replaced, and its rows are done again.
+"""Worker processes for ``map(method="process")`` and ``Loader(num_workers=)``, each fed by a thread of the
+parent. They start with the first rows, and end with the pipeline or their parent; those of ``map`` after an
+idle minute, too. One that dies is replaced, and its rows are done again.
 """
 
 from __future__ import annotations
