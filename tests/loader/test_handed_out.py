@@ -182,6 +182,31 @@ def test_a_row_that_ends_its_process_is_left_out_and_listed(tmp_path: Path) -> N
     assert "3 workers died one after the other" in file.read_text()
 
 
+class Fatal(Squares):
+    def __getitem__(self, n: int) -> int:
+        return n if n != 37 else os._exit(1)
+
+
+def test_an_item_of_a_dataset_that_ends_its_process_is_named() -> None:
+    loader = tp.Loader(tp.from_dataset(Fatal()).batch(4), num_workers=2)
+    with pytest.raises(tp.WorkerError, match=r"Fatal\[…\]: .*exit code 1.*row 37\)"):
+        list(loader)
+
+
+def refusing(row: dict[str, Any]) -> list[dict[str, Any]]:
+    if row["id"] % 10 == 0:
+        raise ValueError("a bad row")
+    return [row]
+
+
+def test_what_flat_map_leaves_out_is_counted_though_a_state_was_asked_for_first() -> None:
+    loader = tp.Loader(rows().flat_map(refusing, on_error="skip").batch(4), num_workers=2)
+    batches = iter(loader)
+    loader.state_dict()
+    assert sum(map(len, batches)) == 270
+    assert "30 of 300 rows left out" in str(loader.explain())
+
+
 def initialised(worker: int) -> None:
     raise RuntimeError(f"no GPU for worker {worker}")
 

@@ -4,9 +4,11 @@ at which workers died before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: In place of the number of a row, where none is at work.
 NO_ROW = -1
@@ -28,6 +30,12 @@ class AtWork:
         """Note the row at work; returns what stands for its result, or None."""
         self.place[0] = row
         return self.failed.get((row, self.place[1])) if self.failed else None
+
+    def noting(self, items: Iterable[T], rows: Sequence[int]) -> Iterator[T]:
+        """Items, of which the row of each is noted when it is taken."""
+        for item, row in zip(items, rows, strict=True):
+            self.at(row)
+            yield item
 
 
 _current: AtWork | None = None

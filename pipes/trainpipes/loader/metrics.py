@@ -91,9 +91,9 @@ def _shares(plan: Plan, position: Position) -> dict[str, float]:
     if not isinstance(mix, Mix) or not isinstance(source, Mixture):
         return {}
     known = [new for new in position.reweighed if new.batch <= position.m]
-    steps = (mix.reweighed(known[-1].weights).steps(source.sizes) if known else (0, source.steps))[
-        1
-    ]
+    steps = source.steps
+    if known:
+        steps = mix.reweighed(known[-1].weights).steps(source.sizes)[1]
     if len(steps) > 1:
         return {}
     return {name: w / sum(steps[0]) for name, w in zip(source.names, steps[0], strict=True)}

@@ -26,6 +26,7 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces import source
+from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.options import identify, instead, show
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage
@@ -342,11 +343,13 @@ class Fetch(RunStage, holds_data=True):
         keys = run.block.data
         assert isinstance(keys, list)
         left = iter(keys)
+        at_work = current()
+        taken = left if at_work is None else at_work.noting(left, run.first_ids())
         try:
             if self.batched:
-                rows: list[Any] = [self._rows(batch, batch) for batch in map(list, left)]
+                rows: list[Any] = [self._rows(batch, batch) for batch in map(list, taken)]
             else:
-                rows = self._rows(keys, left)
+                rows = self._rows(keys, taken)
         except Exception as error:
             begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
             blame(error, self, int(run.block.ids[max(0, begun - 1)]))

@@ -70,6 +70,7 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def after_calls(self) -> Self:
         """This stage, for rows that ``call_ahead`` made. It calls the function of a row with very many."""
+        self._tallies()  # which both have
         return self._resolved(**{**vars(self), "_is_called": True})
 
     def _called(self, row: Any) -> Any:
