@@ -22,10 +22,10 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes.engine.calling.process_worker import pickled, unpickled
 from trainpipes.engine.iterating import lookahead
 from trainpipes.engine.processes import handed_out
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
+from trainpipes.engine.processes.process_worker import pickled, unpickled
 from trainpipes.engine.processes.stage_calls import StageCall
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]

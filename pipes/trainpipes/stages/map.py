@@ -19,9 +19,9 @@ from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
-from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
+from trainpipes.engine.processes.process_pool import ProcessPool
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.contents import digest_of
@@ -45,7 +45,7 @@ class _Running:
 
     def __init__(self, workers: int) -> None:
         self.workers, self.lock = workers, threading.Lock()
-        self.pool: ThreadMap | ProcessMap | None = None
+        self.pool: ThreadMap | ProcessPool | None = None
 
 
 class RowFunction(WorkingStage, per_row=True, gives="objects"):
@@ -107,7 +107,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
     def _running(self) -> _Running:
         return _Running(self.num_workers)
 
-    def _workers(self) -> ThreadMap | ProcessMap | None:
+    def _workers(self) -> ThreadMap | ProcessPool | None:
         running = self._running
         if not running.workers:
             return None
@@ -120,7 +120,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
             workers = running.pool
             if workers is None or workers.pid != os.getpid():
                 if self.method == "process":
-                    workers = ProcessMap(
+                    workers = ProcessPool(
                         self._call, running.workers, self.start_method, self.timeout
                     )
                 else:
@@ -131,7 +131,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
 
     def _settle(self, threads: int) -> None:
         workers = self._workers()
-        if isinstance(workers, ProcessMap):
+        if isinstance(workers, ProcessPool):
             workers.start()
 
     def process(self, run: Run) -> Run:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import TICK, Flag, get, start, wait_for
 from trainpipes._internal.pool import Future, Pool
-from trainpipes.engine.calling.process_map import preload
+from trainpipes.engine.processes.process_pool import preload
 from trainpipes.errors import ConfigError, WorkerError, how_ended
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
 from trainpipes.tokenizers.engine import VARIABLE

@@ -1,1 +1,1 @@
-"""Worker processes that call functions for one process, which reads, orders and batches."""
+"""Worker processes, for ``map(method="process")`` and for a ``Loader``: what starts, feeds and ends them."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainpipes._internal import activity
 from trainpipes.columns.run import Run
-from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.process_pool import ProcessPool
 from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage, WorkingStage
@@ -37,7 +37,7 @@ class Workers:
         ahead: runs that they are given ahead, in all.
     """
 
-    def __init__(self, plan: Plan, call: StageCall, processes: ProcessMap, ahead: int) -> None:
+    def __init__(self, plan: Plan, call: StageCall, processes: ProcessPool, ahead: int) -> None:
         self.ahead = ahead
         self.count = call.workers
         self._processes = processes

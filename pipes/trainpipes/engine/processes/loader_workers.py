@@ -10,9 +10,9 @@ from weakref import finalize
 
 from trainpipes._internal.checks import wrong
 from trainpipes._internal.messages import log_once
-from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.handed_out import Workers, is_worth_it
+from trainpipes.engine.processes.process_pool import ProcessPool
 from trainpipes.engine.processes.stage_calls import StageCall
 from trainpipes.interfaces.stage import Stage
 
@@ -75,7 +75,7 @@ class LoaderWorkers:
             self.check()
         call = StageCall(plan, self._sent, self.most, self.init)
         # A step may take minutes: they stay until the pass is over.
-        processes = ProcessMap(call, self.most, context, self.timeout or None, FOREVER)
+        processes = ProcessPool(call, self.most, context, self.timeout or None, FOREVER)
         workers = Workers(plan, call, processes, self.most * self.ahead)
         finalize(workers, processes.close).atexit = False
         return workers

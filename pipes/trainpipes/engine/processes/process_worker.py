@@ -1,4 +1,4 @@
-"""The worker process of ``ProcessMap``; its messages are pickles with large arrays out of band.
+"""The worker process of ``ProcessPool``; its messages are pickles with large arrays out of band.
 
 A second thread reads what the parent sends, and ends the process with the parent.
 """

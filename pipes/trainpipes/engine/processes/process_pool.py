@@ -26,7 +26,8 @@ from trainpipes._internal.activity import doing
 from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import waits
-from trainpipes.engine.calling.process_worker import (
+from trainpipes.engine.calling.row_call import Answer
+from trainpipes.engine.processes.process_worker import (
     Call,
     Message,
     pickled,
@@ -35,7 +36,6 @@ from trainpipes.engine.calling.process_worker import (
     unpickled,
     work,
 )
-from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError, how_ended
 from trainpipes.interfaces.at_work import NO_ROW
 from trainpipes.interfaces.quarantine import Failed
@@ -72,7 +72,7 @@ class Task:
     deaths: list[tuple[int, int]] = field(default_factory=list)
 
 
-class ProcessMap:
+class ProcessPool:
     """Worker processes that answer one call. A fork of ``pid`` can't use them."""
 
     def __init__(
@@ -104,7 +104,7 @@ class ProcessMap:
         #: Rows of a task, at least: as the last one took.
         self.least_rows = 1
         self.closed = False
-        _maps.add(self)
+        _pools.add(self)
 
     def start(self) -> None:
         """Start the missing processes, without waiting for them."""
@@ -239,7 +239,7 @@ class _Worker(threading.Thread):
     """One worker process and the thread that gives it rows."""
 
     def __init__(
-        self, owner: ProcessMap, number: int, call: Call, context: Any, payload: Call | bytes
+        self, owner: ProcessPool, number: int, call: Call, context: Any, payload: Call | bytes
     ) -> None:
         super().__init__(name="trainpipes-map", daemon=True)
         self._owner = owner
@@ -396,19 +396,19 @@ def preload(context: Any, *modules: str) -> None:
         context.set_forkserver_preload([*modules])
 
 
-_maps: Living[ProcessMap] = Living()
+_pools: Living[ProcessPool] = Living()
 
 
 def _after_fork_in_child() -> None:
-    for process_map in list(_maps):
-        process_map.forget()
+    for pool in list(_pools):
+        pool.forget()
 
 
 @atexit.register
 def _at_exit() -> None:
-    for end in (ProcessMap.close, ProcessMap.join):
-        for process_map in list(_maps):
-            end(process_map)
+    for end in (ProcessPool.close, ProcessPool.join):
+        for pool in list(_pools):
+            end(pool)
 
 
 if hasattr(os, "register_at_fork"):
