@@ -310,3 +310,13 @@ def test_rows_of_python_are_normalized_as_columns_are() -> None:
     ]
     pipe = tp.from_dataset(rows).normalize_columns(AGE).encode_categories({"x": ["a"]})
     assert list(pipe) == [{"age": -1.0, "x": 2}, {"age": 1.0, "x": 0}]
+
+
+def test_what_cannot_be_saved_leaves_no_file(tmp_path: Path) -> None:
+    fitted = tp.FittedColumns(1, {"age": {"mean": 1.0, "std": 0.0}})
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(tp.ConfigError, match=r"save\(\): .*taken cannot be written"):
+        fitted.save(tmp_path / "taken")
+    with pytest.raises(tp.ConfigError, match=r"save\(\): .*nowhere/fitted.json cannot be written"):
+        fitted.save(tmp_path / "nowhere" / "fitted.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -140,6 +140,18 @@ REQUESTS = 16
 BEAT, LEASE = 5.0, 15.0
 
 
+def write_text(path: str | os.PathLike[str], text: str, caller: str) -> None:
+    """Write a file of this machine whole, or not at all."""
+    place = Path(path)
+    beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    with writing(place, caller):
+        try:
+            beside.write_text(text, encoding="utf-8", newline="\n")
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
 def place_at(
     folder: str | os.PathLike[str],
     caller: str,

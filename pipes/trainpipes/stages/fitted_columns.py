@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest, table
 from trainpipes.errors import ConfigError, MissingFilesError, shown
+from trainpipes.filesystems.places import write_text
 
 Category: TypeAlias = "str | int"
 #: The ids of what is no known category; known ones are numbered from ``FIRST_ID`` on.
@@ -74,10 +75,7 @@ class FittedColumns:
         """Write a JSON file with a line for each column of numbers and for each category, with its id, its
         value and its count. The stages take its path.
         """
-        place = Path(checks.local_path(path, "save(path)"))
-        beside = place.with_name(f"{place.name}.{os.getpid()}.tmp")
-        beside.write_text(_written(self), encoding="utf-8")
-        beside.replace(place)
+        write_text(checks.local_path(path, "save(path)"), _written(self), "save")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> FittedColumns:

@@ -21,6 +21,7 @@ from trainpipes._internal.checks import need
 from trainpipes.columns.expressions import text_of
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, is_secret, shown, without_url_secrets
+from trainpipes.filesystems.places import write_text
 from trainpipes.filesystems.retry import Retry, given
 from trainpipes.interfaces.options import STANDARD, arrow_schema, declared_kinds, same, with_scalars
 from trainpipes.interfaces.quarantine import Quarantine
@@ -60,13 +61,7 @@ def to_yaml(pipeline: Record, path: str | os.PathLike[str] | None = None) -> str
         head += "# storage_options are not written: tp.load(path, storage_options=...)\n"
     text = head + yaml.serialize(root, Dumper=_dumper(), allow_unicode=True, width=1 << 30)
     if path is not None:
-        beside = Path(f"{os.fspath(path)}.{os.getpid()}.tmp")
-        try:
-            beside.write_text(text, encoding="utf-8", newline="\n")
-            beside.replace(path)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise ConfigError(f"to_yaml(path): {path} cannot be written: {error}") from error
+        write_text(path, text, "to_yaml")
     return text
 
 

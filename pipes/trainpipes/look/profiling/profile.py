@@ -31,7 +31,7 @@ from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.filesystems.places import writing
+from trainpipes.filesystems.places import write_text
 from trainpipes.interfaces.options import instead
 from trainpipes.look.profiling.facts import (
     Facts,
@@ -377,14 +377,7 @@ class Profile:
         except TrainpipesError as error:
             rows = html.escape(f"cannot be shown: {error}")
         text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)
-        place = Path(path)
-        beside = place.with_name(f".{place.name}.part")
-        with writing(place, "save"):
-            try:
-                beside.write_text(text, encoding="utf-8")
-                beside.replace(place)
-            finally:
-                beside.unlink(missing_ok=True)
+        write_text(path, text, "save")
 
     def __str__(self) -> str:
         return table(self.lines()) if self._began else "profile: nothing was run yet"
