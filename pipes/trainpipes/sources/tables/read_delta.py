@@ -84,12 +84,7 @@ class ReadDelta(ReadTable):
     prefetch_bytes: int | str = PREFETCH_BYTES
 
     def check(self) -> None:
-        good = isinstance(self.uri, str | os.PathLike) and str(self.uri).strip()
-        require(good, "read_delta(uri)", "a path or URL of a Delta table", self.uri)
-        self._set(uri=os.fspath(self.uri))
-        if isinstance(self.version, datetime):
-            self._set(version=self.version.isoformat())
-        instant(self.version, "read_delta(version)")
+        self._check_path("Delta")
         super().check()
 
     def _version(self, number: Any) -> TableVersion:

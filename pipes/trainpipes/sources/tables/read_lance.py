@@ -67,12 +67,7 @@ class ReadLance(ReadTable, random_access=True):
     refresh: Literal["epoch"] | None = None
 
     def check(self) -> None:
-        good = isinstance(self.uri, str | os.PathLike) and str(self.uri).strip()
-        require(good, "read_lance(uri)", "a path or URL of a Lance table", self.uri)
-        self._set(uri=os.fspath(self.uri))
-        if isinstance(self.version, datetime):
-            self._set(version=self.version.isoformat())
-        instant(self.version, "read_lance(version)")
+        self._check_path("Lance")
         super().check()
 
     def open(self) -> LanceRows:

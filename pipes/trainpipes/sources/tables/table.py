@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -58,6 +59,15 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
                 f"epochs, got {options[self._number]!r}"
             )
         self._listing(["."])
+
+    def _check_path(self, kind: str) -> None:
+        """Check the options of a table that is known by its path or URL."""
+        uri, version = self.options["uri"], self.options["version"]
+        good = isinstance(uri, str | os.PathLike) and str(uri).strip()
+        self._require(good, "uri", f"a path or URL of a {kind} table")
+        version = version.isoformat() if isinstance(version, datetime) else version
+        self._set(uri=os.fspath(uri), version=version)
+        instant(version, f"{self.name}(version)")
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
