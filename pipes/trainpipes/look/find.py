@@ -158,7 +158,7 @@ def find(
 ) -> FoundRows:
     """Find the steps of a run that have some rows: what ``locate`` is the inverse of. The run does not move.
 
-    Where batches are counted, it is arithmetic, and nothing is read: a million rows take about a second.
+    Where batches are counted, it is arithmetic, and nothing is read: a million rows take a few seconds.
     Else it goes through the batches of these epochs, and reads what filters, packing and batches by length
     look at; nothing where these are not in the chain.
 
