@@ -38,7 +38,7 @@ def parser_of(
     add("--output", type=Path, default=Path(output), help="for checkpoints; all ranks share it")
     add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
     add("--batch-size", type=int, default=batch_size, help="rows of a rank at a time")
-    add("--num-workers", type=int, default=0, help="processes that make batches")
+    add("--num-workers", type=int, default=0, help="processes that call functions")
     add("--lr", type=float, default=lr, help="learning rate after the warm-up")
     add("--save-every", type=int, default=200, help="steps")
     add("--keep", type=int, default=2, help="checkpoints that stay")

@@ -146,7 +146,7 @@ def test_without_functions_no_worker_is_started() -> None:
     loader = tp.Loader(rows().batch(4).collate(), num_workers=2)
     next(iter(loader))
     assert psutil.Process().children() == before
-    assert "none is started: no stage calls Python" in str(loader.explain())
+    assert "none is started: they would call functions, and there are none" in str(loader.explain())
     said = str(tp.Loader(CHAINS["map"](), num_workers=2).explain())
     assert "2 processes, which call map(mapped (test_handed_out.py:" in said
 

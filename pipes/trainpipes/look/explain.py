@@ -191,7 +191,8 @@ def explain(
 def _workers(plan: Plan, count: int) -> str:
     called = [str(stage) for stage in steps_of(plan) if is_worth_it(stage)]
     if not called:
-        return "none is started: no stage calls Python for its rows, and threads do all work"
+        none = "there are none, or these have workers of their own"
+        return f"none is started: they would call functions, and {none}; threads do all work"
     return f"{count} processes, which call {', '.join(called)}; all else is done in this one"
 
 

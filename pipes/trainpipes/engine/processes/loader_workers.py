@@ -54,8 +54,8 @@ class LoaderWorkers:
         """The workers of a pass; None where no stage calls Python for its rows."""
         if not calls_python(plan):
             log_once(
-                f"Loader(num_workers={self.most}): no stage of this pipeline calls Python for its rows, so "
-                "that threads of this process do all work, and no worker is started"
+                f"Loader(num_workers={self.most}): no worker is started; they would call functions, and this "
+                "pipeline has none, or these have workers of their own"
             )
             return None
         idle, self._idle = self._idle, None
