@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import StaticTable
 from pyiceberg.types import LongType
 
@@ -25,8 +27,14 @@ def ordered(found: Any) -> list[str]:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Any:
-    return created(tmp_path)
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    with load_catalog(**lake(tmp_path)) as catalog:
+        yield catalog
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> Any:
+    return created(catalog)
 
 
 def batches(table: Any, **options: Any) -> tp.Pipeline:
@@ -40,8 +48,8 @@ def seen(found: Any) -> list[int]:
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40))]
 )
-def test_random_histories_give_the_rows_of_pyiceberg(tmp_path: Path, seed: int) -> None:
-    table = history(tmp_path, seed)
+def test_random_histories_give_the_rows_of_pyiceberg(catalog: Catalog, seed: int) -> None:
+    table = history(catalog, seed)
     snapshots = [None, table.snapshots()[len(table.snapshots()) // 2].snapshot_id]
     for snapshot in snapshots:
         pipe, expected = tp.read_iceberg(table, snapshot), by_pyiceberg(table, snapshot)
@@ -66,10 +74,11 @@ def test_columns_of_files_are_known_by_their_ids(table: Any) -> None:
     assert len(list(tp.read_iceberg(table, filter=[("old", "=", "row 3")]))) == 1
 
 
-def test_files_without_ids_have_the_names_of_the_mapping(tmp_path: Path) -> None:
-    table, path = created(tmp_path, 4), tmp_path / "more.parquet"
+def test_files_without_ids_have_the_names_of_the_mapping(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.create_namespace("logs")
+    path = tmp_path / "more.parquet"
     pq.write_table(rows(200, 5), path)
-    plain = table.catalog.create_table("logs.plain", schema=SCHEMA)
+    plain = catalog.create_table("logs.plain", schema=SCHEMA)
     plain.add_files([f"file://{path}"])
     with plain.update_schema() as update:
         update.rename_column("x", "y")

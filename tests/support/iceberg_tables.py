@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import DoubleType, LongType, StringType
 
@@ -46,8 +46,7 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.Table:
     return pa.Table.from_pylist(found, schema=schema)
 
 
-def created(folder: Path, count: int = 40) -> Any:
-    catalog = load_catalog(**lake(folder))
+def created(catalog: Catalog, count: int = 40) -> Any:
     catalog.create_namespace("logs")
     table = catalog.create_table("logs.events", schema=SCHEMA)
     with table.update_spec() as spec:
@@ -57,8 +56,8 @@ def created(folder: Path, count: int = 40) -> Any:
     return table
 
 
-def history(folder: Path, seed: int, steps: int = 7) -> Any:
-    rng, table, first = np.random.default_rng(seed), created(folder), 1000
+def history(catalog: Catalog, seed: int, steps: int = 7) -> Any:
+    rng, table, first = np.random.default_rng(seed), created(catalog), 1000
     for step in range(steps):
         first, schema = first + 100, table.schema().as_arrow()
         kind = rng.choice(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -72,6 +73,7 @@ class ReadIceberg(ReadTable):
     >>> table.append(pa.table({"x": [1, 2, 3]}))
     >>> [row["x"] for row in tp.read_iceberg("logs.events", catalog=lake)]
     [1, 2, 3]
+    >>> catalog.close()
     """
 
     free = frozenset({"table", "snapshot_id", "catalog"})
@@ -116,7 +118,10 @@ class ReadIceberg(ReadTable):
 
     def _version(self, number: Any) -> TableVersion:
         need("pyiceberg", "read_iceberg")
-        table = self._table()
+        with self._opened() as table:
+            return self._version_of(table, number)
+
+    def _version_of(self, table: Any, number: Any) -> TableVersion:
         newest = table.current_snapshot()
         snapshot, schema = self._snapshot(table, number)
         with self._explained(f"the files of snapshot {snapshot} of {self.table} cannot be listed"):
@@ -149,19 +154,29 @@ class ReadIceberg(ReadTable):
             storage_options=_of_fsspec(table.io.properties),
         )  # fmt: skip
 
-    def _table(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The table; its catalog is closed after use, since it may be a connection to a database."""
         from pyiceberg.catalog import load_catalog
         from pyiceberg.table import StaticTable
 
         where = (
             f"of the catalog {self.catalog}" if isinstance(self.catalog, str) else "of the catalog"
         )
-        with self._explained(f"the Iceberg table {self.table} {where} cannot be opened"):
-            if self.table.endswith(".metadata.json"):
-                return StaticTable.from_metadata(self.table)
-            properties = {} if not isinstance(self.catalog, Mapping) else dict(self.catalog)
-            name = self.catalog if isinstance(self.catalog, str) else properties.pop("name", None)
-            return load_catalog(name, **properties).load_table(self.table)
+        with ExitStack() as catalogs:
+            with self._explained(f"the Iceberg table {self.table} {where} cannot be opened"):
+                if self.table.endswith(".metadata.json"):
+                    table = StaticTable.from_metadata(self.table)
+                else:
+                    properties = {} if not isinstance(self.catalog, Mapping) else dict(self.catalog)
+                    name = (
+                        self.catalog
+                        if isinstance(self.catalog, str)
+                        else properties.pop("name", None)
+                    )
+                    catalog = catalogs.enter_context(load_catalog(name, **properties))
+                    table = catalog.load_table(self.table)
+            yield table
 
     def _snapshot(self, table: Any, number: Any) -> tuple[int, Any]:
         """The snapshot's id, 0 for none, and the schema that it is read by."""
