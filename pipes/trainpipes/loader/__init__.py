@@ -364,7 +364,8 @@ class Loader:
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
                 batches have the new size from here on; each row comes at most once in this
                 epoch, and a few at its end may be left out. "data": the files hold something else,
-                with the same names and rows. "pack_length": packed rows have the
+                with the same names and rows. "filter": ``filter`` keeps other rows from here on; within
+                an epoch only between ``shuffle`` and ``batch``. "pack_length": packed rows have the
                 new length; only for states from the start of an epoch. "mix": sources of
                 ``mix`` may come and go, and their weights, schedule and max_epochs may change;
                 sources that stay continue where they stand. "version": another version of a table;

@@ -41,6 +41,7 @@ _CURES = {
 #: Options that may change, by their paths, and what ``allow_changes`` calls them.
 _MAY_CHANGE = {
     "stages/batch/batch_size": "batch_size",
+    "stages/filter/predicate": "filter",
     "stages/pack/max_length": "pack_length",
     "data/version": "version",
 }

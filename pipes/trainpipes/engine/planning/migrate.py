@@ -6,6 +6,9 @@ later one.
 
 Pack length: changes where an epoch begins.
 
+Filter: rows that are still to come; the others stay where they were if nothing behind the filter counts rows
+but ``batch``. Else it changes where an epoch begins.
+
 Version of a table: changes where an epoch begins, and all that its files hold with it.
 
 Mix: see ``MixingSource.migrate``.
@@ -28,6 +31,8 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError, shown
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RegroupStage
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import (
@@ -43,7 +48,7 @@ from trainpipes.state.format import (
 )
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "data", "mix", "pack_length", "version")
+ALLOWED = ("batch_size", "data", "filter", "mix", "pack_length", "version")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
@@ -116,6 +121,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
         _reversion(identity, position, plan)
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
+    if "filter" in allow_changes:
+        _refilter(identity, position, plan)
     if "pack_length" in allow_changes:
         _repack(identity, position, plan)
     if "batch_size" in allow_changes:
@@ -128,6 +135,35 @@ def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[s
     both = identity["stages"], json.loads(plan.identity)["stages"]
     before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
     return list(zip(before, now, strict=True)) if len(before) == len(now) else []
+
+
+# What filters keep
+
+
+def _refilter(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    filters = [stage for stage in plan.chain.stages if stage.name == "filter"]
+    for stage, (before, now) in zip(filters, _pairs(identity, plan, "filter"), strict=False):
+        old, new = before.get("predicate"), now["predicate"]
+        begun = not all(
+            _begins_epoch(cursor, shard, position.pass_number, plan)
+            for shard, cursor in position.cursors.items()
+        )
+        if old != new and begun and _counted_behind(stage, plan.chain):
+            raise StateError(
+                f"stages/filter/predicate: saved {said(old)}, now {said(new)}; within an epoch it may change "
+                "only where filter() stands after sharding_filter() and shuffle(), and before batch() of a "
+                f"fixed size (batches = {position.m}): load the state of an epoch's start or end, or put "
+                "filter() there in the next run"
+            )
+        before["predicate"] = new
+
+
+def _counted_behind(stage: Stage, chain: Chain) -> bool:
+    """Whether a position counts rows that this filter has passed."""
+    if stage not in chain.after or chain.batch is None or not chain.batch.batch_size:
+        return True
+    behind = chain.after[chain.after.index(stage) + 1 :]
+    return any(isinstance(s, RegroupStage) and s is not chain.batch for s in behind)
 
 
 # The length of packed rows
@@ -244,6 +280,7 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
 #: What may change only where a state stands right, by its path in an identity.
 _CHANGES = {
     "stages/batch/batch_size": _rebatch,
+    "stages/filter/predicate": _refilter,
     "stages/pack/max_length": _repack,
     "data/version": _reversion,
 }
