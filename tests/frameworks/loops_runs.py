@@ -80,15 +80,24 @@ class BaseDataLoader(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-def titan_example() -> Any:
-    """docs/examples/loops/for_torchtitan.py, over torchtitan itself where it is installed."""
+class NewBaseDataLoader(BaseDataLoader):
+    """The class of main, since it reads by Grain: its Config names no data."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config: ...
+
+
+def titan_example(main: bool = False) -> Any:
+    """docs/examples/loops/for_torchtitan.py, over torchtitan itself where it is installed; or as on main."""
+    loader = "torchtitan.components.data.loader" if main else "torchtitan.components.dataloader"
     try:
-        import_module("torchtitan.components.dataloader")
+        import_module(loader)
     except ImportError:
-        names = ["torchtitan", "torchtitan.components", "torchtitan.components.dataloader"]
-        for name in names:
-            sys.modules[name] = ModuleType(name)
-        sys.modules[names[-1]].BaseDataLoader = BaseDataLoader  # type: ignore[attr-defined]
+        parts = loader.split(".")
+        for end in range(1, len(parts) + 1):
+            sys.modules.setdefault(".".join(parts[:end]), ModuleType(parts[end - 1]))
+        base = NewBaseDataLoader if main else BaseDataLoader
+        sys.modules[loader].BaseDataLoader = base  # type: ignore[attr-defined]
     return example("loops/for_torchtitan")
 
 
@@ -96,7 +105,7 @@ def torchtitan(folder: str, files: str, name: str, last: int, infinite: bool = T
     """As torchtitan's Trainer: the loader in DCP beside the model, one state for each data-parallel rank."""
     training = Training(Path(folder), name)
     made = titan_example().PipelineDataLoader
-    config = made.Config(dataset_path=files, num_shards=4, infinite=infinite)
+    config = made.Config(files=files, num_shards=4, infinite=infinite)
     assert {"dataset", "dataset_path", "infinite"} <= {field.name for field in fields(config)}
     loader = made(
         config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,15 +122,17 @@ def check_next_tokens(x: torch.Tensor, y: torch.Tensor, ignored: int) -> tuple[i
     return int(kept.sum()), int((~kept).sum())
 
 
-def titan_batches(path: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    made = titan_example().PipelineDataLoader
+def titan_batches(
+    path: str, main: bool = False
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    made = titan_example(main).PipelineDataLoader
+    size = {"seq_len": T, "local_batch_size": B}
     loader = made(
-        config=made.Config(dataset_path=path, num_shards=1),
+        config=made.Config(files=path, num_shards=1),
         dp_world_size=1,
         dp_rank=0,
         tokenizer=SimpleNamespace(tokenizer="bytes", eos_id=EOS),
-        seq_len=T,
-        local_batch_size=B,
+        **({"max_context_length": T, "num_tokens_per_batch": B * T} if main else size),
     )
     return [(x["input"], y, x["positions"]) for x, y in islice(loader, 30)]
 
@@ -145,6 +148,20 @@ def test_torchtitans_inputs_labels_and_positions(data: dict[str, str]) -> None:
         assert first[:, 0].all()
         after_an_end = x[:, :-1] == EOS
         assert first[:, 1:][after_an_end].all()
+
+
+def test_torchtitans_main_gets_the_batches_of_its_release(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = titan_batches(data["torchtitan"])
+    with monkeypatch.context() as modules:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchtitan"]:
+            modules.delitem(sys.modules, name)
+        main = titan_batches(data["torchtitan"], main=True)
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchtitan"]:
+            del sys.modules[name]
+    for before, now in zip(release, main, strict=True):
+        assert all(map(torch.equal, before, now))
 
 
 def test_nanochats_inputs_and_targets(data: dict[str, str]) -> None:
