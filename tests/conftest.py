@@ -2,7 +2,8 @@
 
 ``pytest`` runs what takes seconds. ``pytest -m slow`` runs what takes minutes, and
 ``pytest -m nightly`` every Hypothesis property again, on a hundred times as many examples that are
-different each time. ``make test-all`` runs them all.
+different each time, and what ``check_resume`` resumes at few places, at all of them. ``make test-all`` runs
+them all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from forked import in_child
+from resuming import EVERYWHERE
 from torch_settings import torch_as_before
 
 NEVER_BY_ITSELF = ("slow", "nightly")
@@ -40,7 +42,7 @@ unhurried = {
         HealthCheck.filter_too_much,
     ],
 }
-settings.register_profile("default", max_examples=20, derandomize=True, **unhurried)
+settings.register_profile("default", max_examples=12, derandomize=True, **unhurried)
 settings.register_profile("nightly", max_examples=2000, derandomize=False, **unhurried)
 
 
@@ -54,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile", default=None) is None:
         nightly = "nightly" in config.getoption("markexpr", default="")
         settings.load_profile("nightly" if nightly else "default")
+    if any(marker in config.getoption("markexpr", default="") for marker in NEVER_BY_ITSELF):
+        EVERYWHERE.append(True)
     for name in ("COLUMNS", "LINES"):  # which processes of xdist have, and users mostly not
         os.environ.pop(name, None)
     # What processes that are not forked from here have, once for all of them.
@@ -78,13 +82,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_beyond_samples(items)
     kept, skipped = [], []
     for item in items:
-        if "nightly" in chosen and is_hypothesis_test(getattr(item, "obj", None)):
+        if "nightly" in chosen and _is_drawn(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.nightly)
         out = any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF)
         (skipped if out else kept).append(item)
     if skipped:
         config.hook.pytest_deselected(items=skipped)
         items[:] = kept
+
+
+def _is_drawn(test: Any) -> bool:
+    """Whether an ordinary run tries only some of its examples, or of its places."""
+    code = getattr(test, "__code__", None)
+    return is_hypothesis_test(test) or (code is not None and "check_resume" in code.co_names)
 
 
 def _mark_beyond_samples(items: list[pytest.Item]) -> None:

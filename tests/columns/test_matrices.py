@@ -17,9 +17,10 @@ import torch
 from torch.utils.data import default_collate
 
 import trainpipes as tp
+from resuming import check_resume
 from trainpipes.columns import joined, matrices
 from trainpipes.columns.payload import join_payloads
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 ROWS = 600
 NUMBERS = np.random.default_rng(0)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 
 Rows = list[dict[str, Any]]
 

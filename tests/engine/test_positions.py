@@ -149,7 +149,7 @@ def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
     assert [given_by(loader) for _ in range(2)] == [EPOCHS[0][2:], EPOCHS[1]]
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if " / " in n else []) for n in FINITE]

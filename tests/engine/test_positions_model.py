@@ -90,7 +90,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@examples(300, often=50)
+@examples(300, often=25)
 @given(st.sampled_from(["pipeline", "Loader"]), st.lists(OPERATIONS, min_size=10, max_size=25))
 def test_what_is_given_and_saved_is_what_the_model_says(
     kind: str, operations: list[tuple[Any, ...]]

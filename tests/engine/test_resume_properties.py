@@ -223,7 +223,7 @@ def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
-@examples(400, often=34)
+@examples(400, often=20)
 @given(
     st.sampled_from([False, False, False, True]).flatmap(
         lambda stream: specs(SMALL_GROUPS, stream=stream)
@@ -252,7 +252,7 @@ def test_iterating_parquet_files_resumes_exactly(spec: Spec, stops: list[int]) -
         assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
-@examples(60, often=8)
+@examples(60, often=5)
 @given(specs(SMALL_GROUPS), STOPS)
 def test_ways_to_run_without_workers_resume_exactly(spec: Spec, stops: list[int]) -> None:
     for kind in (OfLoader, OfStatefulDataLoader, OfDataLoader):

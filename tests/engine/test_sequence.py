@@ -54,7 +54,7 @@ def given_by(pipe: Any, spec: Spec) -> list[list[int]]:
     return found
 
 
-@examples(330, often=30)
+@examples(330, often=20)
 @given(st.sampled_from([False, False, True]).flatmap(lambda stream: specs(stream=stream)))
 def test_a_pipeline_gives_the_sequence_that_the_laws_say(spec: Spec) -> None:
     pipe = build(spec)

@@ -20,9 +20,10 @@ from torch.utils.data import (
 
 import trainpipes as tp
 from every_stage import ENDLESS, FINITE, files
+from resuming import check_resume
 from trainpipes import Pipeline
 from trainpipes.interfaces.stage import Stage
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
 
@@ -90,7 +91,7 @@ def variants(quick: Callable[[str], bool]) -> list[Any]:
     return [pytest.param(n, marks=() if quick(n) else pytest.mark.slow) for n in names]
 
 
-@pytest.mark.sample(50)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(
     "name", variants(lambda n: " / " not in n or n in EXCEPTIONS or n.startswith(KEEP))
 )

@@ -1,11 +1,13 @@
 """Faults in the library's code, and whether the tests notice them.
 
-python tests/faults record FOLDER [SEED [PYTEST…]]   draw faults, and find the tests that run the code of each
-python tests/faults run FOLDER     for each fault, the tests that run its code, to the first that fails
-python tests/faults table FOLDER   what was noticed, by area, and what was not
+python -m tests.faults draw COUNT [SEED]        so many more faults of each room into the list
+python -m tests.faults record FOLDER [PYTEST…]  the tests that run the code of each: of all tests, or of some
+python -m tests.faults run FOLDER [MINUTES]     each fault, and the tests that run its code till one fails
+python -m tests.faults table                    what was noticed, by room, and what was not
 
-``run`` goes on where it was stopped. A fault that no test notices is either no fault (the code does the
-same) or asks for a test.
+The list is ``drawn.jsonl``, with the test that noticed each, which is tried first the next time: to run a
+list that was run before, no ``record`` is needed. A fault that no test notices is either none (the code does
+the same: say so in its ``why``), or asks for a test.
 """
 
 from __future__ import annotations
@@ -13,111 +15,157 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from schemata import draw, instrument, load, save
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
-#: Files of each area, and the number of faults.
-AREAS = {
-    "order": (["order/*.py", "samplers/**/*.py"], 18),
-    "state": (["state/**/*.py"], 16),
-    "engine": (["engine/**/*.py", "loader/*.py", "pipeline/*.py"], 24),
-    "stages": (["stages/**/*.py", "columns/**/*.py"], 26),
-    "sources": (["sources/**/*.py"], 24),
-    "writers": (["writers/**/*.py", "filesystems/*.py", "prepare/**/*.py"], 12),
-}
+sys.path.insert(0, str(ROOT / "tests/faults"))
+
+from schemata import draw, instrument, judged, load, save  # noqa: E402
+
+LIST = ROOT / "tests/faults/drawn.jsonl"
+LIBRARY = ROOT / "pipes/trainpipes"
+PYTEST = ["-q", "-p", "no:cacheprovider", "--timeout", "120"]
 #: Of one process, and of several (``-n 3``).
 PASSED = re.compile(r"^(tests/.*) PASSED|^\[gw\d+\] .*PASSED (tests/.*?) *$", re.M)
 #: Seconds of tests for one fault, as they took in the record.
-SECONDS = 120
+SECONDS = 60
 
 
 def main() -> None:
-    what, folder = sys.argv[1], Path(sys.argv[2]).resolve()
-    path = [str(folder / "pipes"), str(ROOT / "recipes")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    if what == "record":
-        seed, *more = sys.argv[3:] or ["0"]
-        library = ROOT / "pipes/trainpipes"
-        drawn = draw(library, AREAS, seed)
-        found = instrument(library, folder / "pipes/trainpipes", drawn)
-        save(folder, found)
-        print(f"{len(found)} faults are in the copy of the library")
+    what, *more = sys.argv[1:]
+    if what == "draw":
+        faults = load(LIST) if LIST.exists() else []
+        known = {fault.code for fault in faults}
+        drawn = draw(LIBRARY, int(more[0]), more[1] if more[1:] else str(len(faults)))
+        save(LIST, faults + [fault for fault in drawn if fault.code not in known])
+    elif what == "record":
+        folder = copied(Path(more[0]).resolve())
         with (folder / "record.txt").open("w") as out:
-            environment["FAULT_RECORD"] = str(folder / "hits")
-            call = [*PYTEST, "-vv", "--durations=0", *more]
+            call = [sys.executable, "-m", "pytest", *PYTEST, "-vv", "--durations=0", *more[1:]]
+            environment = paths(folder) | {"FAULT_RECORD": str(folder / "hits")}
             subprocess.run(call, cwd=ROOT, env=environment, stdout=out, check=False)
     elif what == "run":
-        for number, tests in plan(folder).items():
-            result = folder / f"results/{number}.json"
-            if not result.exists():
-                result.parent.mkdir(exist_ok=True)
-                noticed = run(tests, environment | {"FAULT": str(number)}, folder / "tests.txt")
-                result.write_text(json.dumps({"noticed": noticed, "tests": len(tests)}))
-                print(number, noticed or "UNNOTICED", flush=True)
-    table(folder)
+        # In a process that imports the copy, once for all faults.
+        folder, minutes = copied(Path(more[0]).resolve()), more[1] if more[1:] else "600"
+        call = [sys.executable, "-W", "ignore", __file__, "forks", str(folder), minutes]
+        subprocess.run(call, cwd=ROOT, env=paths(folder), check=True)
+    elif what == "forks":
+        forks(Path(more[0]), time.monotonic() + 60 * float(more[1]))
+    table()
+
+
+def paths(folder: Path) -> dict[str, str]:
+    """The environment in which the library is the copy."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder / "pipes"), str(ROOT / "recipes")])
+    }
+
+
+def copied(folder: Path) -> Path:
+    """Make the copy, with all faults of the list in it."""
+    found = instrument(LIBRARY, folder / "pipes/trainpipes", load(LIST))
+    (folder / "within.json").write_text(json.dumps(sorted(found)))
+    return folder
 
 
 def plan(folder: Path) -> dict[int, list[str]]:
-    """The tests of each fault: the shortest first, one of each file before a second one of any."""
-    record = (folder / "record.txt").read_text()
-    passed = {test for pair in PASSED.findall(record) for test in pair if test}
-    seconds = dict.fromkeys(passed, 0.5)
-    for took, test in re.findall(r"^([\d.]+)s \w+ +(tests/.*)$", record, re.M):
-        seconds[test] = seconds.get(test, 0) + float(took)
+    """The tests of each fault: the one that noticed it before, then the shortest first, one of each file
+    before a second one of any.
+    """
+    record, seconds = folder / "record.txt", dict[str, float]()
+    if record.exists():
+        passed = {test for pair in PASSED.findall(record.read_text()) for test in pair if test}
+        seconds = dict.fromkeys(passed, 0.5)
+        for took, test in re.findall(r"^([\d.]+)s \w+ +(tests/.*)$", record.read_text(), re.M):
+            seconds[test] = seconds.get(test, 0) + float(took)
     chosen: dict[int, list[str]] = {}
-    for number in range(len(load(folder))):
+    for number, fault in enumerate(load(LIST)):
         by_file = defaultdict(list)
         for hit in (folder / f"hits/{number}").glob("*"):
-            if (test := hit.read_text().rsplit(" (", 1)[0]) in passed:
+            if (test := hit.read_text().rsplit(" (", 1)[0]) in seconds:
                 by_file[test.split("::")[0]].append(test)
         turns = []
         for tests in by_file.values():
             tests.sort(key=seconds.__getitem__)
             turns += [(turn, seconds[test], test) for turn, test in enumerate(tests)]
-        chosen[number], left = [], float(SECONDS)
+        chosen[number], left = [fault.noticed] if fault.noticed else [], float(SECONDS)
         for _, took, test in sorted(set(turns)):
             left -= took
-            if left > 0:
+            if left > 0 and test not in chosen[number]:
                 chosen[number].append(test)
     return chosen
 
 
-def run(tests: list[str], environment: dict[str, str], arguments: Path) -> str:
-    """The test that fails, or nothing."""
-    if not tests:
-        return ""
-    arguments.write_text("\n".join(tests))
-    call = [*PYTEST, "-x", "--tb=no", f"@{arguments}"]
-    try:
-        ended = subprocess.run(
-            call, cwd=ROOT, env=environment, timeout=4 * SECONDS, text=True, capture_output=True
-        )
-    except subprocess.TimeoutExpired:
-        return ""  # a test that hangs is ended by its own limit
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", ended.stdout, re.M)
-    return (failed or [f"ends with {ended.returncode}"])[0] if ended.returncode else ""
+class First:
+    """Of a run of pytest: the first test that fails."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed = self.failed or (report.nodeid if report.failed else "")
 
 
-def table(folder: Path) -> None:
-    of, noticed = Counter[str](), Counter[str]()
-    for number, fault in enumerate(load(folder)):
-        result = folder / f"results/{number}.json"
-        if result.exists():
-            said = json.loads(result.read_text())
-            of[fault.area] += 1
-            noticed[fault.area] += bool(said["noticed"])
-            if not said["noticed"]:
-                print(f"{number}: {fault.file}: {fault.function}: {fault.old}  ->  {fault.new}")
-                print(f"    {said['tests']} tests run it")
-    for area in of:
-        print(f"{area:12} {noticed[area]:4} of {of[area]}")
-    print(f"{'all':12} {noticed.total():4} of {of.total()}")
+def forks(folder: Path, until: float) -> None:
+    """Each fault in a fork of this process, until the time is over."""
+    for name in ("torch.distributed", "torchdata.stateful_dataloader", "trainpipes.testing"):
+        import_module(name)
+    switch: Any = import_module("trainpipes._faults")
+    os.chdir(ROOT)
+    chosen = plan(folder)
+    for number in json.loads((folder / "within.json").read_text()):
+        done = folder / f"results/{number}.txt"
+        if not chosen[number] or done.exists() or time.monotonic() > until:
+            continue
+        done.parent.mkdir(exist_ok=True)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            switch.ACTIVE, first = number, First()
+            os.environ["FAULT"] = str(number)  # for processes that it starts
+            code = pytest.main([*PYTEST, "-x", "--tb=short", *chosen[number]], plugins=[first])
+            done.write_text(first.failed or ("" if code == 0 else f"ends with {int(code)}"))
+            os._exit(0)
+        ends, gone = time.monotonic() + 4 * SECONDS, (0, 0)
+        while not gone[0] and time.monotonic() < ends:
+            time.sleep(0.05)
+            gone = os.waitpid(child, os.WNOHANG)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # and what it has left
+        if not gone[0]:
+            os.waitpid(child, 0)
+        if not done.exists():  # it died of it, or hangs: a test's own limit ends that, too
+            done.write_text("the process of the tests ended" if gone[0] else "")
+        faults = load(LIST)
+        faults[number] = judged(faults[number], done.read_text())
+        save(LIST, faults)
+        print(number, faults[number].noticed or "UNNOTICED", flush=True)
+
+
+def table() -> None:
+    of, noticed, asked = Counter[str](), Counter[str](), 0
+    for number, fault in enumerate(load(LIST)):
+        of[fault.room] += 1
+        noticed[fault.room] += bool(fault.noticed)
+        if not fault.noticed:
+            asked += not fault.why
+            print(f"{number}: {fault.file}: {fault.function}: {fault.old}  ->  {fault.new}")
+            print(f"    {fault.why or 'asks for a test, or was not run'}")
+    for room in sorted(of):
+        print(f"{room:16} {noticed[room]:4} of {of[room]}")
+    print(f"{'all':16} {noticed.total():4} of {of.total()}; {asked} without a word")
 
 
 main()

@@ -1,6 +1,7 @@
 """Faults in the library's code, all in one copy of it, switched on one at a time.
 
-A fault is one expression written otherwise: another comparison, another sign, a number one higher.
+A fault is an expression written otherwise (another comparison, another sign, a number one higher), a
+condition turned round, a call that is left out, or an error that is not raised.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Fault", "draw", "instrument", "load", "save"]
+__all__ = ["Fault", "all_faults", "draw", "instrument", "judged", "load", "save"]
 
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -22,7 +24,6 @@ SWAPS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
     ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-INNER = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 #: What a copy of the library gets: which fault is on, and where it is asked, the test that asks.
 SWITCH = '''"""Which fault is on. ``RECORD`` names a folder for the tests that come by each."""
 
@@ -49,31 +50,46 @@ def on(number):
 
 @dataclass(frozen=True)
 class Fault:
-    """One expression written otherwise.
+    """One piece of code written otherwise.
 
     Attributes:
         file: the file, from the root of the library.
         function: the qualified name of the function that it is in.
-        old: the expression.
+        old: the code.
         new: what stands there instead.
-        area: a word for the part of the library, for the table.
+        place: which of those in the function that are written alike.
+        noticed: the test that failed; empty if none did.
+        why: why no test need notice it.
     """
 
     file: str
     function: str
     old: str
     new: str
-    area: str
+    place: int = 0
+    noticed: str = ""
+    why: str = ""
+
+    @property
+    def room(self) -> str:
+        return self.file.partition("/")[0].removesuffix(".py")
+
+    @property
+    def code(self) -> tuple[str, str, str, str, int]:
+        return self.file, self.function, self.old, self.new, self.place
 
 
-def load(folder: Path) -> list[Fault]:
-    """The faults of a record."""
-    return [Fault(**one) for one in json.loads((folder / "faults.json").read_text())]
+def load(path: Path) -> list[Fault]:
+    """The faults of a list, one a line."""
+    return [Fault(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def save(folder: Path, found: list[Fault]) -> None:
-    text = json.dumps([asdict(one) for one in found], indent=0, ensure_ascii=False)
-    (folder / "faults.json").write_text(text + "\n")
+def save(path: Path, faults: Sequence[Fault]) -> None:
+    lines = (
+        {name: value for name, value in asdict(one).items() if value not in ("", 0)}
+        for one in faults
+    )
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -90,14 +106,21 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     return within(tree, "")
 
 
-def _expressions(function: ast.AST) -> Iterator[ast.expr]:
-    """Those of a function's own body: not of functions in it, defaults or annotations."""
+Node = ast.expr | ast.Raise
+
+
+def _written_otherwise(function: ast.AST) -> Iterator[tuple[Node, str]]:
+    """Code of a function's own body, and what stands there instead: not of functions in it, defaults or
+    annotations.
+    """
     todo: list[ast.AST] = list(getattr(function, "body", []))
     while todo:
         node = todo.pop(0)
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.Raise
-        ):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr):
+            continue
+        if isinstance(node, ast.Raise):
+            if node.exc is not None:
+                yield node, "pass"
             continue
         if isinstance(node, ast.AnnAssign):
             todo[:0] = [one for one in (node.target, node.value) if one is not None]
@@ -105,8 +128,12 @@ def _expressions(function: ast.AST) -> Iterator[ast.expr]:
         if isinstance(node, ast.match_case):
             todo[:0] = [one for one in (node.guard, *node.body) if one is not None]
             continue
-        if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp | ast.UnaryOp | ast.Constant):
-            yield node
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield node.value, "None"
+        if isinstance(node, ast.If) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
+            yield node.test, f"not ({ast.unparse(node.test)})"
+        if isinstance(node, ast.expr) and (new := _otherwise(node)) is not None:
+            yield node, ast.unparse(new)
         todo[:0] = ast.iter_child_nodes(node)
 
 
@@ -131,65 +158,75 @@ def _otherwise(node: ast.expr) -> ast.expr | None:
     return None
 
 
-def _found(root: Path, path: Path, area: str) -> Iterator[tuple[Fault, ast.expr]]:
+def all_faults(root: Path, path: Path) -> Iterator[tuple[Fault, Node]]:
+    """All faults of a file, each with the code that it replaces."""
     file = path.relative_to(root).as_posix()
-    for function, node in _functions(ast.parse(path.read_text())):
-        for one in _expressions(node):
-            if (new := _otherwise(one)) is not None:
-                yield Fault(file, function, ast.unparse(one), ast.unparse(new), area), one
+    for function, body in _functions(ast.parse(path.read_text())):
+        alike: Counter[tuple[str, str]] = Counter()
+        for node, new in _written_otherwise(body):
+            old = ast.unparse(node)
+            yield Fault(file, function, old, new, alike[old, new]), node
+            alike[old, new] += 1
 
 
-def draw(
-    root: Path, areas: dict[str, tuple[list[str], int]], seed: str
-) -> list[tuple[Fault, ast.expr]]:
-    """So many faults of each area, of its files."""
-    drawn: list[tuple[Fault, ast.expr]] = []
-    for area, (patterns, count) in areas.items():
-        files = sorted({path for pattern in patterns for path in root.glob(pattern)})
-        at_all = [fault for path in files for fault in _found(root, path, area)]
-        drawn += random.Random(f"{seed} {area}").sample(at_all, count)
+def draw(root: Path, count: int, seed: str) -> list[Fault]:
+    """So many faults of each room, and of each file at its root."""
+    rooms: dict[str, list[Fault]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for fault, _ in all_faults(root, path):
+            rooms.setdefault(fault.room, []).append(fault)
+    drawn = []
+    for room, faults in sorted(rooms.items()):
+        drawn += random.Random(f"{seed} {room}").sample(faults, min(count, len(faults)))
     return drawn
 
 
-def instrument(root: Path, to: Path, drawn: list[tuple[Fault, ast.expr]]) -> list[Fault]:
+def instrument(root: Path, to: Path, faults: Sequence[Fault]) -> set[int]:
     """Write a copy of a source tree with all faults in it, none of which is on.
 
     Returns:
-        those that are in it: none that lies within another one.
+        numbers of those that are in it: none that lies within another one, or whose code is no more there.
     """
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(root, to, ignore=shutil.ignore_patterns("__pycache__"))
     (to / "_faults.py").write_text(SWITCH)
-    by_file: dict[str, list[tuple[Fault, ast.expr]]] = {}
-    for fault, node in drawn:
-        by_file.setdefault(fault.file, []).append((fault, node))
-    found: list[Fault] = []
-    for file, all_of_it in by_file.items():
-        _write(to / file, all_of_it, found)
+    numbers = {fault.code: number for number, fault in enumerate(faults)}
+    found: set[int] = set()
+    for file in sorted({fault.file for fault in faults}):
+        if not (root / file).exists():
+            continue
+        edits = [
+            (numbers[fault.code], fault, node)
+            for fault, node in all_faults(root, root / file)
+            if fault.code in numbers
+        ]
+        found |= _write(to / file, edits)
     return found
 
 
-def _write(path: Path, edits: list[tuple[Fault, ast.expr]], found: list[Fault]) -> None:
-    """Write them into a file, but for those that are within another one."""
+def _write(path: Path, edits: list[tuple[int, Fault, Node]]) -> set[int]:
+    """Write faults into a file, but for those that are within another one."""
     text = path.read_bytes()
     starts = [0]
     for line in text.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
     spans = []
-    for fault, node in edits:
+    for number, fault, node in edits:
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-        spans.append((start, stop, fault))
-    out, at = b"", 0
-    for start, stop, fault in sorted(spans, key=lambda span: (span[0], -span[1])):
-        if start >= at:
-            out += text[at:start] + b"((%s) if _fault_on(%d) else (" % (
-                fault.new.encode(),
-                len(found),
-            )
-            out += text[start:stop] + b"))"
-            at = stop
-            found.append(fault)
+        spans.append((start, -stop, number, fault))
+    out, at, found = b"", 0, set()
+    for start, stop, number, fault in sorted(spans, key=lambda span: span[:3]):
+        if start < at:
+            continue
+        code, at_once = text[start:-stop], b"_fault_on(%d)" % number
+        if fault.new == "pass":
+            code = b"if not " + at_once + b": " + code
+        else:
+            code = b"((%s) if %s else (%s))" % (fault.new.encode(), at_once, code)
+        out += text[at:start] + code
+        at = -stop
+        found.add(number)
     lines = (out + text[at:]).decode().split("\n")
     first = 0
     for node in ast.parse(text).body:
@@ -199,3 +236,9 @@ def _write(path: Path, edits: list[tuple[Fault, ast.expr]], found: list[Fault]) 
         first = node.end_lineno or 0
     lines.insert(first, "from trainpipes._faults import on as _fault_on")
     path.write_text("\n".join(lines))
+    return found
+
+
+def judged(fault: Fault, noticed: str) -> Fault:
+    """The fault with the test that noticed it; what was said of one that went unnoticed stays."""
+    return replace(fault, noticed=noticed, why="" if noticed else fault.why)

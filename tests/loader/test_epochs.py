@@ -254,10 +254,12 @@ def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it
 
 FIRST_SPAWNED = """
 import sys
+from multiprocessing import set_forkserver_preload
 from torch.utils.data import DataLoader
 import trainpipes as tp
 if __name__ == "__main__":
     pipe = tp.from_dataset(list(range(12))).shuffle(20, seed=5).batch(4)
+    set_forkserver_preload(["torch.utils.data", "trainpipes"])
     loader = DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context=sys.argv[1])
     orders = {str(list(loader)) for _ in range(3)}
     print(len(orders))

@@ -118,7 +118,7 @@ def test_find_is_the_inverse_of_locate(spec: Any, world: int, epoch: int, seed: 
     "ignore:.*hardly moves",
 )
 @given(st.integers(0, 2**32))
-@examples(300, often=25, shrink=False)
+@examples(300, often=12, shrink=False)
 def test_find_is_the_inverse_of_locate_for_any_chain(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     chain: Chain = draw_chain(draw)

@@ -87,7 +87,7 @@ def found_in(
         yield found
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_each_row_of_a_batch_stands_where_it_is_said_to(
     name: str, files: list[str], tmp_path: Path
@@ -181,7 +181,7 @@ STAGES = [
 ]
 
 
-@pytest.mark.sample(45)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
 def test_a_batch_of_every_stage_is_found_with_its_rows(name: str, folder: Path) -> None:

@@ -17,7 +17,8 @@ import torch
 import trainpipes as tp
 import trainpipes_recipes
 from every_recipe import EVERY, pairs
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 from trainpipes_recipes import sft, tokens
 
 #: Made rows: sums of several lengths.
@@ -70,7 +71,7 @@ def test_no_recipe_is_missing_here() -> None:
         assert options.get("drop_last", options["train"]).default is True
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PADDED + PACKED)
 def test_each_pass_has_all_rows_and_is_the_same_and_ranks_take_turns(
     name: str, folder: Path
@@ -95,7 +96,7 @@ def test_each_pass_has_all_rows_and_is_the_same_and_ranks_take_turns(
             assert sorted(b for part in parts for b in part) == sorted(whole)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PADDED + PACKED)
 def test_it_resumes_exactly_to_its_own_ragged_end(name: str, folder: Path) -> None:
     check_resume(evaluated(name, folder), every=14, processes=0, epochs=1)

@@ -18,8 +18,9 @@ import torch
 
 import trainpipes as tp
 from every_stage import SavedRows, chat_tokenizer
+from resuming import check_resume
 from trainpipes.prepare import tokenize
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 from trainpipes_recipes import preference, pretrain, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, Input, with_context
 

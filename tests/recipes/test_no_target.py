@@ -13,9 +13,10 @@ import torch
 
 import trainpipes as tp
 from every_recipe import small_tokenizer
+from resuming import check_resume
 from trainpipes._internal import messages as warn_once
 from trainpipes.prepare import tokenize
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 SMALL: dict[str, Any] = {"num_shards": 4, "buffer_size": 16, "batch_size": 4}
 #: Every fourth prompt is short: the others fill ``max_length``.

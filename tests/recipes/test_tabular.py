@@ -21,7 +21,7 @@ import torch
 
 import trainpipes as tp
 from every_recipe import purchases
-from trainpipes.testing import check_resume
+from resuming import check_resume
 from trainpipes_recipes import tabular, training
 
 SMALL: dict[str, Any] = {"batch_size": 4, "num_shards": 4, "buffer_size": 16, "drop_last": False}

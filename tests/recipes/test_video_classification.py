@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 from trainpipes_recipes import video_classification
 from video_fixtures import video
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 
 @pytest.fixture

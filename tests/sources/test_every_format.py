@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import trainpipes as tp
 from every_format import FORMATS, opened, table, written
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 
 COUNTS = (50, 0, 1, 160, 32)
 FEW = (9, 0, 1, 24, 3)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 ROWS = 24
 FIXED = tp.from_arrow(pa.table({"x": range(1000, 1030)}))

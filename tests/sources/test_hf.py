@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from every_stage import SavedRows, chat_tokenizer
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 ROWS = 40
 

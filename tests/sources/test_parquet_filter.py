@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
+from resuming import check_resume
 from trainpipes import Pipeline
 from trainpipes.errors import ConfigError, SchemaError, StateError, UnreadableError
-from trainpipes.testing import check_resume
 
 NAN = float("nan")
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from delta_tables import VECTORS, by_deltalake, created, delete_by_vector, history, ordered, rows
+from resuming import check_resume
 from trainpipes.sources.tables.table import of_object_store
-from trainpipes.testing import check_resume
 
 
 @pytest.fixture

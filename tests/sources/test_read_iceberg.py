@@ -17,7 +17,7 @@ from pyiceberg.types import LongType
 
 import trainpipes as tp
 from iceberg_tables import SCHEMA, add_deletes, by_pyiceberg, created, history, lake, rows
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import trainpipes as tp
 from quiet_lance import lance
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 
 def rows(first: int, count: int, **more: Any) -> pa.Table:

@@ -77,7 +77,7 @@ def assert_none_is_missing(pipe_of: Any, whole: pa.Table, seed: int) -> int:
     return left_out
 
 
-SEEDS = [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))]
+SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -19,8 +19,9 @@ from torchdata.nodes import (
 )
 
 import trainpipes as tp
+from resuming import check_resume
 from trainpipes.nodes import Batch, FromArrow
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 
 class Noise(BaseNode[dict[str, Any]]):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 #: Lengths of episodes, file by file; the last of one file and the first of the next have one number.
 FILES = [[13, 4, 1, 20], [9, 9, 2], [31]]

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from laws import assert_ranks_agree, assert_resumes_elsewhere
+from resuming import check_resume
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import unplaced
 from trainpipes.stages.balance import Balance
-from trainpipes.testing import check_resume
 
 RANKS = 32
 
@@ -94,7 +94,7 @@ def test_steps_of_buckets_are_even(ranks: int) -> None:
 def test_steps_of_balanced_batches_are_even(
     make: Callable[[tp.Pipeline], tp.Pipeline], options: Any, cost: Any, most: float
 ) -> None:
-    batches = make(dealt())
+    batches = make(dealt(rows=12_000))
     balanced = largest_of_mean(batches.balance(**options), cost)
     assert balanced < most
     assert balanced <= largest_of_mean(batches, cost)

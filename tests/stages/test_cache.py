@@ -158,7 +158,7 @@ def resumed(first: Pipeline, k: int, then: Pipeline) -> list[str]:
     return digests(then)[0]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", WAYS)
 def test_batches_and_states_are_the_same_with_and_without(
     name: str, data: Path, kept: Path

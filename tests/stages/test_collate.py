@@ -15,7 +15,8 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 
 TODAY = datetime.date(2020, 1, 1)
 

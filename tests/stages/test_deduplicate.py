@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from mutants import resealed
+from resuming import check_resume
 from trainpipes.state.cursor import sealed, unsealed
-from trainpipes.testing import check_resume
 
 TABLE = pa.table(
     {"x": [n * n % 23 for n in range(90)], "s": [f"t{n % 11}" * (n % 3) for n in range(90)], "n": range(90)}

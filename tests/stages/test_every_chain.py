@@ -17,7 +17,7 @@ from chains import tp_plain
 from drawn import examples
 from drawn_chains import draw_chain
 from every_chain import CHAINS
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 
 @pytest.mark.sample(25)
@@ -40,7 +40,7 @@ def test_there_are_forty_at_least() -> None:
     "ignore:.*hardly moves",
 )
 @given(st.integers(0, 2**32))
-@examples(300, often=20, shrink=False)
+@examples(300, often=10, shrink=False)
 def test_any_chain_gives_what_python_gives_and_goes_on_anywhere(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     assert came_of(draw_chain(draw), folder, draw) in ("exact", "named")

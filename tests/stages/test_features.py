@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import trainpipes as tp
+from resuming import check_resume
 from trainpipes.config import loads
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 AGE = {"age": {"mean": 40.0, "std": 10.0}}
 

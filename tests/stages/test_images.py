@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
+from resuming import check_resume
+from trainpipes.testing import digest
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)

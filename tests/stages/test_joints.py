@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from laws import assert_ranks_agree, assert_resumes_elsewhere
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 #: Documents begin with this number and their own.
 FIRST = 1000
@@ -270,7 +270,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("points", [4, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHAINS)
 def test_positions_over_joints_resume_on_other_ranks_too(name: str, points: int | None) -> None:

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 import map_functions as fn
 import trainpipes as tp
 from interpreters import python
+from resuming import check_resume
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map
-from trainpipes.testing import check_resume
 
 Row = dict[str, Any]
 ROWS = 60

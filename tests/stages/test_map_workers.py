@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader
 import map_functions as fn
 import trainpipes as tp
 from interpreters import pid_of, python
+from resuming import check_resume
 from trainpipes.engine.processes import process_pool
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])
 pytestmark = pytest.mark.usefixtures("no_processes_left")

@@ -14,7 +14,7 @@ import pytest
 
 import trainpipes as tp
 from bad_data import listed
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 BAD = {0, 3, 7, 21, 38, 39, 59}
 KEPT = [n for n in range(60) if n not in BAD]

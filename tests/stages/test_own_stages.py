@@ -20,8 +20,8 @@ import torch
 
 import trainpipes as tp
 from drawn import rows_of, table_of_rows
+from resuming import check_resume
 from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.testing import check_resume
 
 
 class AddSuffix(tp.RowStage):

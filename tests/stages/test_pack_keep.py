@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 
 def documents(count: int, seed: int = 0, most: int = 9) -> tp.Pipeline:

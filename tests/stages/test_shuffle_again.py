@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 Make = Callable[[tp.Pipeline], tp.Pipeline]
 

@@ -13,9 +13,10 @@ import torch
 
 import trainpipes as tp
 from every_chain import Sessions
+from resuming import check_resume
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.state.cursor import decoded, encoded
-from trainpipes.testing import ResumeError, check_resume
+from trainpipes.testing import ResumeError
 
 
 class Unseen(tp.StatefulStage):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 ROWS = tp.from_dataset([{"id": n} for n in range(100)])
 pytestmark = [

@@ -16,9 +16,9 @@ import torch
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
+from resuming import check_resume
 from trainpipes._internal import messages as warn_once
 from trainpipes.stages.tokenizing import TokenizedBy
-from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
 PAIRS = [{"prompt": f"{k} " * (60 if k % 4 else 2), "response": f" {k}", "n": k} for k in range(64)]

@@ -19,6 +19,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import python
+from resuming import check_resume
 from tokenizer_fixtures import (
     TEXTS,
     bpe,
@@ -30,7 +31,6 @@ from tokenizer_fixtures import (
 )
 from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.testing import check_resume
 from trainpipes.tokenizers import engine, hf
 from trainpipes.tokenizers.engine import Ragged
 from trainpipes.tokenizers.hf import EVERY, FIRST, SHOWN, Checked, HuggingFace

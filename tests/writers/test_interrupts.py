@@ -14,6 +14,7 @@ import pytest
 
 import trainpipes as tp
 from interrupts import Place, ends_in_time, is_interrupted, places_of
+from resuming import EVERYWHERE
 from s3_store import s3_store
 from trainpipes.filesystems import places
 from trainpipes.filesystems.retry import Requests
@@ -85,7 +86,7 @@ def test_of_a_writer(name, tmp_path):
     write, here, clear = local(name, tmp_path, 2)
     found = places_of(write, ROOMS)
     clear()
-    check_all(write, here, clear, some_of(found, [*CASES].index(name), 40))
+    check_all(write, here, clear, some_of(found, [*CASES].index(name), 90))
 
 
 @pytest.mark.slow
@@ -106,7 +107,7 @@ def test_as_a_writer_ends(name, tmp_path):
     found = [place for place in places_of(write, ROOMS) if place[1] in END]
     clear()
     assert len(found) > 30
-    check_all(write, here, clear, found[:: 5 if name.startswith("repack") else 2])
+    check_all(write, here, clear, found[:: 10 if name.startswith("repack") else 5])
 
 
 @pytest.mark.sample(1)
@@ -115,7 +116,7 @@ def test_twice(error, tmp_path):
     write, here, clear = local("tokenize", tmp_path, 2)
     found = places_of(write, ROOMS)
     clear()
-    check_all(write, here, clear, some_of(found, 3, 25), error=error, twice=True)
+    check_all(write, here, clear, some_of(found, 3, 60), error=error, twice=True)
 
 
 def test_of_rows_that_are_read_once_all_is_there_or_the_call_begins_anew(tmp_path):
@@ -128,7 +129,7 @@ def test_of_rows_that_are_read_once_all_is_there_or_the_call_begins_anew(tmp_pat
     found = [place for place in places_of(write, ROOMS) if place[1] in END]
     shutil.rmtree(out)
     check_all(write, lambda: {n: d for n, d in contents(out).items() if n != "about.json"},
-              lambda: shutil.rmtree(out, ignore_errors=True), found)  # fmt: skip
+              lambda: shutil.rmtree(out, ignore_errors=True), found[::3])  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_as_a_writer_to_a_store_ends(job, s3, monkeypatch):
     found = [place for place in places_of(write, ROOMS) if place[1] in END]
     clear()
     assert len(found) > 30
-    check_all(write, here, clear, found[::4])
+    check_all(write, here, clear, found[:: 4 if EVERYWHERE else 10])
 
 
 def test_of_requests(s3):
@@ -175,11 +176,11 @@ def test_of_requests(s3):
 
     found = places_of(read, ROOMS)
     came = 0
-    for place in some_of(found, 0, 3):
+    for place in some_of(found, 0, 3 if EVERYWHERE else 8):
         came += is_interrupted(read, place, ROOMS)
         with ends_in_time():
             assert read() == [path.encode() for path in paths]
-    assert came > 20
+    assert came > 7
 
 
 def test_of_processes(tmp_path):
@@ -191,4 +192,4 @@ def test_of_processes(tmp_path):
     found = places_of(write, ("writers/executor", "_internal"))
     shutil.rmtree(tmp_path / "out")
     check_all(write, lambda: contents(tmp_path / "out"),
-              lambda: shutil.rmtree(tmp_path / "out", ignore_errors=True), some_of(found, 0, 25))  # fmt: skip
+              lambda: shutil.rmtree(tmp_path / "out", ignore_errors=True), some_of(found, 0, 50))  # fmt: skip

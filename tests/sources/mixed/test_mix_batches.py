@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 LONG = pa.table({"x": range(100, 153), "ids": [[n] * (n % 5 + 1) for n in range(53)]})
 PAIRS = pa.table({"y": range(31), "score": [n / 2 for n in range(31)]})

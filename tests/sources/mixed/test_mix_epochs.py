@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from laws import assert_ranks_agree, assert_resumes_elsewhere
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 Row = dict[str, Any]
 
@@ -56,7 +56,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("shards", [1, 24])
 @pytest.mark.parametrize(("weights", "rows"), SIZES)

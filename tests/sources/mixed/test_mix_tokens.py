@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
+from resuming import check_resume
 
 #: Numbers that the rows of each source consist of.
 NUMBERS = {"long": 1, "short": 2, "other": 3}

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from resuming import check_resume
 from trainpipes.sources import mix_runs
-from trainpipes.testing import check_resume
 
 IDS = pa.list_(pa.int64())
 
