@@ -22,7 +22,13 @@ NAMES = sorted(trainpipes_recipes.__all__)
 KEPT = ("classification", "sft", "seq2seq", "pretrain", "masked_lm", "chat", "preference")
 
 
-@pytest.mark.parametrize("name", EVERY)
+#: Of the variants of a recipe one in two is resumed often.
+SELDOM = [name for name in EVERY if " / " in name][::2]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SELDOM else n for n in EVERY]
+)
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._iteration.plan.chain.endless:

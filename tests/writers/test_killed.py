@@ -35,7 +35,13 @@ def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", see
     assert found["kills"] == kills
 
 
-@pytest.mark.parametrize("name", CASES)
+#: The others are killed where slow tests are run.
+OFTEN = {"counted, json", *[*CASES][::2]}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_killed_at_any_step_it_goes_on_to_the_same_files(name, tmp_path):
     kills = 28 if name == "counted, json" else 2  # 28: at every step
     check_killed(name, tmp_path, kills, seed=[*CASES].index(name))

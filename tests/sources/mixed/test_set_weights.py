@@ -95,7 +95,7 @@ def resumed(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> tp.Load
     return loader
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> None:
     make = CHAINS[name]
