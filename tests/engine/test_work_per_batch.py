@@ -147,7 +147,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("source", "finish"), PAIRS)
 def test_small_batches_go_through_no_more_bytes_than_large_ones(source, finish, tmp_path):
     rows = SOURCES[source](tmp_path, 4096)

@@ -158,7 +158,7 @@ def seen(item: Any) -> Any:
     return [row["id"] for row in item] if isinstance(item, list) else item["id"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("name", CHAINS)
 def test_workers_are_killed_at_drawn_batches(name: str, world: int, started: Any) -> None:

@@ -126,6 +126,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CHAINS)
 def test_workers_call_functions_and_the_batches_are_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -26,12 +26,10 @@ CASES = [
     *product(KINDS, ["spawn", "forkserver"], ["middle", "asleep", "slow"], [SIGTERM]),
 ]
 SAMPLE = [
-    ("rows", "fork", "asleep", SIGKILL),
     ("rows", "fork", "first", SIGTERM),
     ("tensors", "fork", "slow", SIGTERM),
     ("large", "fork", "asleep", SIGKILL),
     ("rows", "forkserver", "asleep", SIGKILL),
-    ("large", "fork", "slow", SIGKILL),
 ]
 
 

@@ -172,7 +172,7 @@ def test_chat_learns_what_the_assistant_says(pairs: Any, tokenizer: Any, templat
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
 def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> None:
     decode = Bytes(tokenizer)
-    conversations = conversations_of([(ask[:12], answer[-12:]) for ask, answer in pairs[::120]])
+    conversations = conversations_of([(ask[:12], answer[-12:]) for ask, answer in pairs[::240]])
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     whole = [expected(each, tokenizer, decode) for each in conversations]
     for length in range(1, max(len(ids) for ids, _ in whole) + 2):

@@ -135,7 +135,7 @@ def test_a_processor_that_does_not_count_is_called_for_each_row() -> None:
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_balanced_batches_of_a_step_cost_about_the_same_on_all_ranks(packed: bool) -> None:
     options: dict[str, Any] = {"batch_size": 2, "num_shards": 4, "seed": 1}
     if packed:

@@ -144,7 +144,7 @@ def test_a_file_system_that_makes_up_inodes_is_told_by_times(
     assert len(list(pipe)) == 10
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("told", ["ETag", "Last-Modified"])
 def test_over_http(

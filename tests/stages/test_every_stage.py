@@ -43,7 +43,7 @@ def test_a_stage_resumes_exactly(name, folder):
     assert report.items[0] >= 3
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
     report = check_resume(ENDLESS[name](folder), limit=10, epochs=2, every=6, processes=0)
@@ -204,6 +204,7 @@ def plain(item: Any) -> Any:
     return [plain(one) for one in item] if isinstance(item, list) else np.asarray(item).tolist()
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_gives_the_same_whatever_rows_come_as(name: str, kind: str, tmp_path: Path) -> None:

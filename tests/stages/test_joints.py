@@ -65,7 +65,7 @@ packable = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 windows = st.integers(1, 80)
 
 
-@examples(150, often=15)
+@examples(150, often=8)
 @given(
     packable, st.integers(12, 40), st.sampled_from(["best_fit", "first_fit"]), windows,
     st.one_of(st.none(), st.integers(1, 5)), st.booleans(),
@@ -80,7 +80,7 @@ def test_at_most_an_open_row_goes_on_into_the_next_epoch(
     check_each_comes_once_an_epoch(map(in_packed, islice(pipe, 60)), lengths, length, larger)
 
 
-@examples(150, often=15)
+@examples(150, often=8)
 @given(
     packable, st.sampled_from([(4, None, None), (7, None, None), (None, 40, 8), (None, 30, 3)]),
     windows, st.booleans(),
@@ -106,7 +106,7 @@ def test_at_most_an_open_batch_goes_on_into_the_next_epoch(
     check_each_comes_once_an_epoch(batches, [1] * len(lengths), rows_of_one - 1, larger)
 
 
-@examples(100, often=15)
+@examples(100, often=8)
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 5), st.booleans(),
     st.sampled_from(["repeat", "all_exhausted"]),
@@ -131,7 +131,7 @@ def test_of_each_source_of_a_mix_at_most_an_open_row_goes_on(
 
 
 @pytest.mark.filterwarnings("ignore:shuffle.* hardly moves what it is given")
-@examples(150, often=15)
+@examples(150, often=8)
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 90),
     st.sampled_from(["rows", "batches in sources", "batches", "packed rows", "pieces", "twice"]),
@@ -168,6 +168,7 @@ def test_rows_of_a_mix_that_are_shuffled_again_come_once_an_epoch_of_their_sourc
     check_each_comes_once_an_epoch(few, weights, most, False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shards", [1, 24])
 def test_a_small_source_comes_evenly_through_a_shuffle_after_the_mix(shards: int) -> None:
     small = tp.from_dataset([("small", n) for n in range(100)])
@@ -216,6 +217,7 @@ SHARDED: dict[str, Callable[[tp.Pipeline], Iterable[list[int]]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SHARDED)
 def test_after_two_epochs_of_tokens_each_row_came_twice_plus_or_minus_once(name: str) -> None:
     """All but what the shards, which take turns, are apart: of 3,000 documents of 24 shards 12 %."""

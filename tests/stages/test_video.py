@@ -77,6 +77,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_those_of_a_full_decode(kind: str) -> None:
     content = video(**KINDS[kind])

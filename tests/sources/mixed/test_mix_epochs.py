@@ -56,7 +56,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("shards", [1, 24])
 @pytest.mark.parametrize(("weights", "rows"), SIZES)

@@ -56,7 +56,7 @@ CUTS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", CUTS)
 @pytest.mark.parametrize("shards", [1, 4])
 def test_shares_are_of_tokens_that_are_trained(way: str, shards: int) -> None:

@@ -60,7 +60,7 @@ def values(items: Any) -> list[Any]:
     return [{name: str(value) for name, value in row.items()} for batch in items for row in batch]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_of_several_sources_are_the_same_with_functions_around(source, stage):
