@@ -29,6 +29,7 @@ def test_the_list_as_json(ran):
     }  # fmt: skip
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", trainpipes_recipes.__all__)
 def test_one_is_shown_with_its_file_and_every_option(name, ran):
     code, shown, _ = ran("recipes", "show", name)

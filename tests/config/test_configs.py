@@ -84,6 +84,7 @@ def test_there_is_one_for_each_recipe() -> None:
     assert sorted(trainpipes_recipes.__all__) == NAMES
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_recipe_and_comes_back_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

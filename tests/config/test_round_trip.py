@@ -125,6 +125,7 @@ def test_each_recipe_is_here() -> None:
     assert found == set(trainpipes_recipes.__all__)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_written_as_the_recipe(name: str, folder: Path) -> None:
     pipe = made(name, folder)

@@ -131,6 +131,7 @@ def states_of(name: str, ranks: int, steps: int, reads: Reads = "pipe") -> list[
         leg.close()
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("name", "way"),
     some(PIPELINES, [(ranks, reads) for reads in ("pipe", "loader") for ranks in (4, 5, 7)], 1),

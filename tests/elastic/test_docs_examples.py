@@ -75,8 +75,9 @@ def trained_on(launch: Launch) -> dict[tuple[int, int], list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp_checkpoint"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp_checkpoint"])
 def test_an_example_killed_on_two_ranks_goes_on_on_three(
     name: str, rows: Path, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_merged_states_go_on_on_other_ranks_up_to_the_end(
         assert sorted(map(str, [*taken, *left])) == whole
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("before", "after"), [(7, 7), (5, 5), (7, 14), (6, 4), (5, 1)])
 @pytest.mark.parametrize("stop", [0, 1, 3, 100])
 def test_queues_on_any_ranks_load_what_they_saved(before: int, after: int, stop: int) -> None:

@@ -87,7 +87,7 @@ FUNCTIONS: dict[str, Callable[[tp.Pipeline, Counting], tp.Pipeline]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_function_is_called_for_the_batches_that_are_due(name: str) -> None:
     for how, function in FUNCTIONS.items():

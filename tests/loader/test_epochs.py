@@ -222,6 +222,7 @@ def test_an_iterator_is_not_copied(again: Any) -> None:
     assert list(iterator) == list(range(1, 9))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize(("cut", "kept"), [
     (lambda pipe: pipe.skip(3), slice(3, None)),

@@ -110,6 +110,7 @@ def test_a_loaded_state_goes_on_there_and_then_comes_the_epoch_again(
             assert given_by(loader) == whole[0]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PIPES)
 def test_the_state_after_the_last_batch_is_that_of_the_epochs_start(name: str) -> None:
     whole = epochs(name, 1)[0]

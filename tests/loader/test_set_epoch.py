@@ -110,6 +110,7 @@ def test_a_loaded_position_is_never_given_up(run: Any) -> None:
     assert given_by(subject) == EPOCHS[3]
 
 
+@pytest.mark.sample(4)
 @EVERY_WAY
 def test_a_state_of_an_epochs_end_is_called_what_the_next_epoch_is(
     kind: Any, options: dict[str, Any]

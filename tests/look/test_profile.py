@@ -74,6 +74,7 @@ def assert_counted_once(found: dict[str, Any], stage: str, at_once: int) -> None
     assert 0 < stage_seconds(found, stage) < 1.3 * at_once * found["seconds"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["no threads", "two threads", "forked", "from a server", SPAWNED])
 def test_what_takes_the_time_is_found_and_batches_stay_the_same(how: str) -> None:
     dealt = rows().shuffle(50, seed=3)
@@ -108,6 +109,7 @@ TORCHS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "how", ["no workers", "forked", "from a server", SPAWNED, "kept", "with states"]
 )

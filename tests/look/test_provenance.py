@@ -130,6 +130,7 @@ def test_a_row_of_zip_tells_all_rows_it_is_made_of(files: list[str]) -> None:
         assert [x_at(place) for place in found.places] == expected
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 def test_a_packed_row_tells_all_its_documents(method: Any, overflow: Any, files: list[str]) -> None:

@@ -109,6 +109,7 @@ def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(texts, w
     assert contents(out) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.slow)])
 def test_where_the_program_is_killed_all_end_and_the_next_call_goes_on(
     kills, texts, whole, tmp_path
@@ -174,6 +175,7 @@ tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], executor=Proc
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path):
     files = write_texts(tmp_path / "in", 20_000, 3)
     (tmp_path / "script.py").write_text(SCRIPT)

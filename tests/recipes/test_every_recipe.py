@@ -32,9 +32,10 @@ SELDOM = [name for name in EVERY if " / " in name][::2]
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._iteration.plan.chain.endless:
-        check_resume(pipe, limit=20, epochs=1, every=7, processes=0)
+        check_resume(pipe, points=3, limit=20, epochs=1, every=7, processes=0)
     else:  # before some batches, and of each recipe in the next epoch, too
-        check_resume(pipe, epochs=1 if " / " in name else 2, every=13, processes=0)
+        epochs = 1 if " / " in name else 2
+        check_resume(pipe, points=4, epochs=epochs, every=13, processes=0)
 
 
 @pytest.mark.slow
@@ -62,6 +63,7 @@ def test_the_laws_hold_for_every_number_of_ranks_in_every_way(name: str, folder:
     assert_resumes_elsewhere(EVERY[name](folder))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", KEPT)
 def test_token_ids_that_are_kept_give_the_same_batches(
     name: str, folder: Path, tmp_path: Path

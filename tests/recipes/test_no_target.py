@@ -93,6 +93,7 @@ def test_a_recipe_warns_once_keeps_in_silence_or_refuses_the_first(
         list(make(files, on_error="raise"))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "cache"),
     [*((name, False) for name in RECIPES), ("sft", True), ("chat / packed", True), ("preference", True)],
@@ -154,6 +155,7 @@ def digests(pipe: tp.Pipeline) -> list[str]:
     return [digest(batch) for batch in pipe]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("on_error", ["keep", "skip"])
 @pytest.mark.parametrize("name", ["sft", "sft / packed", "chat", "chat / packed", "preference"])
 def test_files_tokenized_ahead_give_the_same_batches(

@@ -34,6 +34,7 @@ def test_every_recipe_and_every_script_has_its_line() -> None:
     assert sorted(name for name, _ in SCRIPTS) == sorted(path.stem for path in there)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("command", [command for _, _, command in ROWS])
 def test_a_recipe_runs_as_it_stands(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -43,6 +44,7 @@ def test_a_recipe_runs_as_it_stands(
     assert code == 0, capsys.readouterr()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("script", "options"), SCRIPTS)
 def test_a_script_trains_as_it_stands(
     script: str, options: str, folder: Path, monkeypatch: pytest.MonkeyPatch

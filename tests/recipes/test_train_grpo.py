@@ -92,6 +92,7 @@ def test_prompts_that_are_always_answered_do_not_come_again(
     assert len(again) <= 4 * 4 + 4  # those that were under way when the next epoch began
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     command = [

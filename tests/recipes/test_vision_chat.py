@@ -240,6 +240,7 @@ def loss_and_gradients(model: Any, batches: Iterator[Any]) -> tuple[float, list[
     return total, found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("family", "attention"),
     [*((family, "sdpa") for family in FAMILIES), ("llava", "eager"), ("qwen2_5_vl", "eager")],

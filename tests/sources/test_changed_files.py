@@ -103,6 +103,7 @@ def check(name: str, files: tp.Pipeline, put: Callable[[bytes], None]) -> None:
     assert max(found) < 50_000
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("how", ["in place", "in place of it", "with its time"])
 def test_on_this_machine(tmp_path: Path, name: str, how: str) -> None:
@@ -163,6 +164,7 @@ def test_over_http(
     assert caplog.text.count("gives no ETag") == (told == "Last-Modified")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_on_s3(s3: dict[str, Any], name: str) -> None:
     system = fsspec.filesystem("s3", **s3)

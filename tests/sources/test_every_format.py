@@ -189,6 +189,7 @@ def test_a_state_is_refused_over_other_files(name, few):
             FORMATS[name].read(now, 7).batch(4).load_state_dict(state)
 
 
+@pytest.mark.sample(11)
 @every
 def test_a_state_of_any_number_of_ranks_goes_on_with_any_other(few, name):
     def make() -> tp.Pipeline:

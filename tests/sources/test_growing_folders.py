@@ -123,6 +123,7 @@ def test_a_resume_reads_the_files_of_its_epoch_and_the_next_epoch_lists_again(
         assert list(resumed) == after
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", ALL)
 def test_check_resume_passes(folder: Path, make: Make) -> None:
     write(folder, 1)

@@ -252,6 +252,7 @@ def texts(count: int, words: int, rng: random.Random) -> list[str]:
     return [" ".join(rng.choices(stock, k=words)) for _ in range(count)]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd", "row_group_size": 500}])
 @pytest.mark.parametrize(
     "kind", ["ints", "tokens", "text", "few prompts", "many prompts", "labels", "sorted", "chat"]

@@ -45,6 +45,7 @@ def seen(found: Any) -> list[int]:
     return sorted(row["x"] for batch in found for row in batch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40))]
 )

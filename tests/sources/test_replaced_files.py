@@ -176,7 +176,7 @@ def whole(files: Any, rows: int, **options: Any) -> tp.Pipeline:
     return tp.read_bytes(files, **options)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["parquet", "arrow", "json lines", "npy", "tar", "whole files"])
 def test_on_s3(s3, name, tmp_path):
     format = FORMATS.get(name) or Format(FORMATS["json lines"].write, whole, ".jsonl")

@@ -514,6 +514,7 @@ print("ended", flush=True)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("phase", "threads"),
     [("listing", "0"), ("rows", "0"), ("rows", "None"), ("ahead", "None"), ("closed", "None")],

@@ -46,6 +46,7 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
     return listed.read_parquet(index=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fault", "glob"),
     [
@@ -91,6 +92,7 @@ def test_a_try_is_one_request(server, stage):
     assert len(server.asked) == caught.value.attempts
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", [EXPIRED, DENIED], ids=["expired", "denied"])
 @pytest.mark.parametrize("stage", ["listing", "rows"])
 def test_credentials_that_expire_are_named(server, stage, fault):
@@ -131,6 +133,7 @@ def test_credentials_that_are_renewed_in_mid_run_are_found(server, tmp_path, mon
     assert list(pipe) == rows
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fault",
     [SLOW, (429, {}), (200, {**XML, "body": "<List"}), "half, then close", "reset"],

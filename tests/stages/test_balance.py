@@ -79,6 +79,7 @@ def test_steps_of_buckets_are_even(ranks: int) -> None:
     assert abs(correlation) < 0.2  # not from short to long
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("make", "options", "cost", "most"),
     [

@@ -207,6 +207,7 @@ def blocks() -> int:
     return tp.cache.info().blocks
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_seen_and_what_was_before_is_known_again(edit: str, users: Users) -> None:
     found = []

@@ -48,6 +48,7 @@ def rows_alone() -> tp.Pipeline:
     return tp.from_arrow(TABLE).shuffle(30)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     limit = 40 if name == "endless" else None

@@ -20,7 +20,7 @@ from every_chain import CHAINS
 from resuming import check_resume
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CHAINS)
 def test_an_everyday_chain_gives_what_python_gives_and_resumes(name: str, folder: Path) -> None:
     chain = CHAINS[name]

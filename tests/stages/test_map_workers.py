@@ -69,6 +69,7 @@ CHAINS: dict[str, Callable[..., tp.Pipeline]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CHAINS)
 def test_rows_and_order_are_those_without_workers(name: str) -> None:
     expected = digests(tp.Loader(CHAINS[name](), threads=0))
@@ -471,6 +472,7 @@ def test_a_script_that_ends_in_mid_epoch_ends_well(script: Any) -> None:
     assert run.returncode == 0
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_parent_that_is_killed(script: Any) -> None:
     run = script("for batch in pipe: print('on', flush=True)")
     assert run.stdout.readline() == "on\n"

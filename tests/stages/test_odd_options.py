@@ -148,6 +148,7 @@ def given(make: Any, of: str, every: bool) -> None:
             assert not said_well(error), f"{of}: {name}"  # noqa: PT017
 
 
+@pytest.mark.sample(45)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", stage_classes())
 def test_an_odd_value_of_any_option_works_or_is_refused_in_our_words(

@@ -43,7 +43,7 @@ OFTEN = {"counted, json", *[*CASES][::2]}
     "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
 def test_killed_at_any_step_it_goes_on_to_the_same_files(name, tmp_path):
-    kills = 28 if name == "counted, json" else 2  # 28: at every step
+    kills = 8 if name == "counted, json" else 2
     check_killed(name, tmp_path, kills, seed=[*CASES].index(name))
 
 

@@ -224,6 +224,7 @@ def test_a_damaged_manifest_is_refused(text, tmp_path):
         rows().write_json(tmp_path / "out")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("format", "executor"),
     [

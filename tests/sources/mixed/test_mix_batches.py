@@ -73,7 +73,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name):
     limit = 60 if name == "tasks by weights" else None
