@@ -4,9 +4,10 @@
 
 Each library reads the same 1,440 row numbers, shuffled, as its documentation shows; every rank is a process,
 and ranks know each other by gloo. A run stops in mid-epoch, new processes load what it saved and finish the
-epoch. Counted over both: rows that never came, rows that came more than once, and whether what came after the
-resume is what came in the first run, which goes on to the end. Where a library keeps the batch of all ranks,
-as its documentation says, each rank's is that divided by the ranks. Prints a Markdown table, with versions.
+epoch. What they give is compared with the first run, which goes on to the end of the epoch: rows that never
+came, rows that came again, and whether the batches, or the rows of each step over all ranks, are the same.
+Where a library keeps the batch of all ranks, as its documentation says, each rank's is that divided by the
+ranks. Prints a Markdown table, with versions.
 
 Libraries that are not installed need the network: ``--install``, into environments of their own.
 """
@@ -21,7 +22,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -103,16 +104,20 @@ def steps(ranks: Iterable[list[list[int]]]) -> list[set[int]]:
     return [{row for batch in step for row in batch} for step in zip_longest(*ranks, fillvalue=[])]
 
 
+def rows_of(ranks: Iterable[list[list[int]]]) -> Iterator[int]:
+    return (row for rank in ranks for batch in rank for row in batch)
+
+
 def tally(parts: Sequence[Sequence[dict[str, Any]]]) -> Tally:
     """Parts of a run, each a list of what its ranks gave."""
     for part in parts:
         if error := next((rank["error"] for rank in part if "error" in rank), None):
             return Tally(error=error)
-    came = Counter(
-        row for part in parts for rank in part for step in rank["before"] for row in step
-    )
     first, resumed = [rank["after"] for rank in parts[0]], [rank["before"] for rank in parts[-1]]
     expected, between = steps(first), sum(map(len, steps(rank["before"] for rank in parts[1])))
+    due, came = Counter(rows_of(first)), Counter()
+    for part in parts[1:]:
+        came += Counter(rows_of(rank["before"] for rank in part))
     if len(parts) == 2 and in_turn(first) == in_turn(resumed):
         order = "the same batches"
     elif (expected if len(parts) == 2 else expected[between // len(expected[0]) :]) == steps(
@@ -121,8 +126,7 @@ def tally(parts: Sequence[Sequence[dict[str, Any]]]) -> Tally:
         order = "the same steps"
     else:
         order = "in another order"
-    lost = ROWS - len(came.keys() & set(range(ROWS)))
-    return Tally(lost, sum(count - 1 for count in came.values()), order)
+    return Tally((due - came).total(), (came - due).total(), order)
 
 
 def port() -> int:

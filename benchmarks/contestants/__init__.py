@@ -37,6 +37,7 @@ ENVIRONMENTS = {
     ),
     "litdata": Environment(("litdata==0.2.76",)),
     "lance": Environment(("lancedb==0.40.0", "pylance==14.0.2")),
+    "energon": Environment(("megatron-energon==7.4.1",)),
     "spdl": Environment(("spdl==0.8.0",)),
     "webdataset": Environment(("webdataset==1.0.2",)),
 }

@@ -16,7 +16,7 @@ __all__ = ["elastic", "epoch"]
 #: The epoch that is drawn, as the code of the page makes it.
 FILES, GROUPS, GROUP_ROWS, SHARDS, WINDOW, BATCH, RANKS = 2, 3, 8, 2, 12, 4, 2
 ROWS = FILES * GROUPS * GROUP_ROWS
-LEFT, CELL = 150, 16
+LEFT, CELL = 12, 16
 
 
 def batches() -> list[list[int]]:
@@ -41,8 +41,9 @@ def group_order(windows: list[list[int]]) -> list[int]:
 
 
 def epoch() -> str:
+    """Narrow enough for a phone: a line for each file and span, and two lines of the sequence."""
     drawn = Drawing(
-        LEFT + ROWS * CELL + 40, 520,
+        2 * LEFT + ROWS // SHARDS * CELL, 800,
         "An epoch of 48 rows: row groups of two files are put in another order, cut into two spans of two "
         "windows each, mixed within the windows, and cut into batches that the spans give in turn",
     )  # fmt: skip
@@ -50,86 +51,73 @@ def epoch() -> str:
     spans = [[row for batch in made[span::SHARDS] for row in batch] for span in range(SHARDS)]
     windows = [[rows[at : at + WINDOW] for at in range(0, len(rows), WINDOW)] for rows in spans]
     orders = [group_order(each) for each in windows]
+    files = [list(range(at, at + ROWS // FILES)) for at in range(0, ROWS, ROWS // FILES)]
+    moved = [[GROUP_ROWS * group + n for group in order for n in range(8)] for order in orders]
 
-    def cells(y: float, rows: list[int]) -> None:
-        for n, row in enumerate(rows):
-            x = LEFT + n * CELL
-            drawn.box(x, y, CELL, 26, f"cell c{row // GROUP_ROWS}")
-            drawn.text(x + CELL / 2, y + 17, row, "small", "middle")
+    def label(y: float, name: str, more: str) -> None:
+        drawn.text(LEFT, y, name, "strong")
+        drawn.text(2 * LEFT + ROWS // SHARDS * CELL - LEFT, y, more, "tp-flow", "end")
 
-    def frames(y: float, h: float, rows: int, names: list[str], kind: str = "line") -> None:
-        """Frames of so many rows each, with a name above each of them."""
-        for n, name in enumerate(names):
-            x = LEFT + n * rows * CELL
-            drawn.box(x, y, rows * CELL, h, kind)
-            drawn.text(x + 4, y - 5, name, "tp-flow")
+    def stage(y: float, lines: list[list[int]], of: int, names: list[list[str]]) -> None:
+        """Rows in lines, with a frame around so many of them, and its name above."""
+        for number, rows in enumerate(lines):
+            top = y + 26 + 50 * number
+            for n, row in enumerate(rows):
+                drawn.box(LEFT + n * CELL, top, CELL, 22, f"cell c{row // GROUP_ROWS}")
+                drawn.text(LEFT + (n + 0.5) * CELL, top + 15, row, "small", "middle")
+            for n, name in enumerate(names[number]):
+                x = LEFT + n * of * CELL
+                drawn.box(x, top - 3, of * CELL, 28, "line")
+                drawn.text(x + 4, top - 7, name, "tp-flow")
 
-    def label(y: float, *lines: str) -> None:
-        for n, line in enumerate(lines):
-            drawn.text(12, y + 17 * n, line, "strong" if not n else "tp-flow")
-
-    label(50, "files, row groups", "color: row group")
-    cells(36, list(range(ROWS)))
-    frames(32, 34, ROWS // FILES, [f"file {n}" for n in range(FILES)])
-    label(130, "spans", "row groups moved")
-    moved = [GROUP_ROWS * group + n for order in orders for group in order for n in range(8)]
-    cells(116, moved)
-    frames(112, 34, ROWS // SHARDS, [f"span {n}" for n in range(SHARDS)])
-    label(210, "windows", "rows mixed in each")
-    cells(196, [row for rows in spans for row in rows])
-    names = [f"span {s}, window {w}" for s in range(SHARDS) for w in range(len(windows[s]))]
-    frames(192, 34, WINDOW, names)
-    label(290, "batches", f"of {BATCH} rows")
-    cells(276, [row for rows in spans for row in rows])
-    count = len(made)
-    of_spans = [m for span in range(SHARDS) for m in range(span, count, SHARDS)]
-    frames(272, 34, BATCH, [f"m = {m}" for m in of_spans])
-    label(370, "the sequence", "spans take turns")
-    for m in range(count):
-        x = LEFT + m * BATCH * CELL
-        drawn.box(x + 3, 352, BATCH * CELL - 6, 26, "tp-box", 4)
-        drawn.text(x + BATCH * CELL / 2, 370, f"m = {m}", "said", "middle")
+    label(24, "files", "color: row group of the file")
+    stage(34, files, ROWS // FILES, [[f"file {n}"] for n in range(FILES)])
+    label(160, "spans", "row groups moved")
+    stage(170, moved, ROWS // SHARDS, [[f"span {n}"] for n in range(SHARDS)])
+    label(296, "windows", "rows mixed in each")
+    named = [[f"span {s}, window {w}" for w in range(len(windows[s]))] for s in range(SHARDS)]
+    stage(306, spans, WINDOW, named)
+    label(432, "batches", f"of {BATCH} rows")
+    each = range(len(made) // SHARDS)
+    stage(442, spans, BATCH, [[f"m = {m * SHARDS + s}" for m in each] for s in range(SHARDS)])
+    label(568, "the sequence, in steps of two ranks", "spans take turns")
+    wide = BATCH * CELL
+    for m in range(len(made)):
+        x, y = LEFT + m % 6 * wide, 584 + 92 * (m // 6)
+        drawn.box(x + 4, y + 4, wide - 8, 26, "tp-box", 4)
+        drawn.text(x + wide / 2, y + 22, f"m = {m}", "said", "middle")
         for n, words in enumerate((f"shard {m % SHARDS}", f"rank {m % RANKS}")):
-            drawn.text(x + BATCH * CELL / 2, 394 + 17 * n, words, "tp-flow", "middle")
-    label(450, "steps", "one number a rank")
-    frames(436, 22, RANKS * BATCH, [""] * (count // RANKS), "faint")
-    for n in range(count // RANKS):
-        drawn.text(LEFT + (n + 0.5) * RANKS * BATCH * CELL, 452, f"step {n}", "said", "middle")
-    drawn.text(
-        LEFT, 492, "sharding_filter(2).shuffle(12, seed=0).batch(4), two ranks", "tp-options"
-    )
+            drawn.text(x + wide / 2, y + 45 + 15 * n, words, "tp-flow", "middle")
+        if m % RANKS == 0:
+            drawn.box(x, y, RANKS * wide, 84, "faint")
+            drawn.text(x + wide, y + 78, f"step {m // RANKS}", "said", "middle")
+    drawn.text(LEFT, 786, "sharding_filter(2).shuffle(12).batch(4), two ranks", "tp-options")
     return drawn.svg
 
 
 def elastic() -> str:
+    """Narrow enough for a phone: what two ranks take, and below it what three take."""
+    wide, left, saved = 56, 66, 6
     drawn = Drawing(
-        932, 250,
+        left + saved * wide + 8, 386,
         "Elastic: two ranks take m = 0 to 5 in three steps, and save. Three ranks load that state, and take "
         "m = 6 to 11 in two steps. The sequence is the same",
     )  # fmt: skip
-    wide, top = 62, 70
-    drawn.text(20, top - 14, "the one sequence", "strong")
-    saved = 6
-    for m in range(12):
-        x = 162 + m * wide + 12 * (m >= saved)
-        before = m < saved
-        rank, ranks = (m % 2, 2) if before else (m % 3, 3)
-        drawn.box(x, top - 34, wide - 6, 30, f"cell c{rank}", 4)
-        drawn.text(x + wide / 2 - 3, top - 14, f"m = {m}", "said", "middle")
-        y = top + 14 + 40 * rank
-        drawn.line((x + wide / 2 - 3, top - 4), (x + wide / 2 - 3, y))
-        drawn.box(x, y, wide - 6, 30, f"cell c{rank}", 4)
-        drawn.text(
-            x + wide / 2 - 3,
-            y + 20,
-            f"step {(m - saved * (not before)) // ranks}",
-            "said",
-            "middle",
-        )
-    for rank in range(3):
-        drawn.text(20, top + 34 + 40 * rank, f"rank {rank}", "strong")
-    x = 162 + saved * wide + 3
-    drawn.line((x, 26), (x, top + 140), kind="line")
-    drawn.text(x - 8, top + 158, "two ranks, then saved", "tp-flow", "end")
-    drawn.text(x + 8, top + 158, "loaded by three ranks", "tp-flow")
+    for part, (ranks, words) in enumerate(
+        ((2, "two ranks, which then save"), (3, "three ranks, which load that"))
+    ):
+        top = 24 + 168 * part
+        drawn.text(12, top, words, "strong")
+        drawn.text(12, top + 30, "batch", "tp-flow")
+        for rank in range(ranks):
+            drawn.text(12, top + 74 + 38 * rank, f"rank {rank}", "said")
+        for n in range(saved):
+            m, rank, x = saved * part + n, n % ranks, left + n * wide
+            y = top + 54 + 38 * rank
+            drawn.box(x, top + 10, wide - 6, 30, f"cell c{rank}", 4)
+            drawn.text(x + wide / 2 - 3, top + 30, f"m = {m}", "said", "middle")
+            drawn.line((x + wide / 2 - 3, top + 40), (x + wide / 2 - 3, y))
+            drawn.box(x, y, wide - 6, 30, f"cell c{rank}", 4)
+            drawn.text(x + wide / 2 - 3, y + 20, f"step {n // ranks}", "said", "middle")
+    drawn.line((12, 172), (left + saved * wide - 6, 172), kind="line")
     return drawn.svg

@@ -62,7 +62,7 @@ def _style() -> str:
     """Rules of boxes and arrows, and of cells in colours."""
     own = [
         f".said{{fill:#10243a;font:13px {SANS}}}.strong{{fill:#10243a;font:600 13px {SANS}}}",
-        f".small{{fill:#10243a;font:10px {SANS}}}.cell{{stroke:#fff}}",
+        f".small{{fill:#10243a;font:11px {SANS}}}.cell{{stroke:#fff}}",
         ".line{fill:none;stroke:#10243a;stroke-width:1.5}",
         ".faint{fill:none;stroke:#6b7280;stroke-dasharray:5 4}",
         *(f".c{n}{{fill:{colour}}}" for n, colour in enumerate(LIGHT)),

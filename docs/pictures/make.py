@@ -34,6 +34,8 @@ FOLDER = Path(__file__).parent
 #: Where the figures stand that are drawn as bars.
 TABLE = FOLDER.parents[1] / "benchmarks" / "README.md"
 
+#: Of a figure in inches: words are large enough to read on a phone.
+WIDTH = 5.6
 #: Colours that people who do not see all of them can tell apart (Okabe and Ito, "Color Universal Design");
 #: of lines that guide the eye, and of text.
 BLUE, ORANGE, GREY, INK = "#0072B2", "#E69F00", "#9CA3AF", "#1F2937"
@@ -52,11 +54,11 @@ DARK = {
 def shuffle() -> Figure:
     """Where rows come against where they stand in the files."""
     rows = tp.from_tensors(row=range(24_000)).sharding_filter(8)
-    figure = Figure(figsize=(11, 5.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(WIDTH, 8.6), layout="constrained")
+    above, below = figure.subplots(2, 1)
     for ax, shuffled, title in (
-        (left, rows.shuffle(500, seed=0), "shuffle(500): rows stay near their place"),
-        (right, rows.shuffle(scope="global", seed=0), 'shuffle(scope="global"): as a random order'),
+        (above, rows.shuffle(500, seed=0), "shuffle(500): rows stay near their place"),
+        (below, rows.shuffle(scope="global", seed=0), 'shuffle(scope="global"): as a random order'),
     ):
         order = np.concatenate([batch["row"] for batch in shuffled.batch(32).collate()])
         taken = np.unique(np.linspace(0, len(order) - 1, 10_000).astype(np.int64))
@@ -77,7 +79,7 @@ def documents(count: int, mean: float) -> tp.Pipeline:
 def padding() -> Figure:
     """Rows of batches side by side, the longest first: their tokens, and the padding above them."""
     rows = documents(2_000, 4.0).shuffle(2_000, seed=0)
-    figure = Figure(figsize=(8, 7), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 7), layout="constrained")
     for ax, batches in zip(
         figure.subplots(2, 1), (rows.batch(16), rows.bucket_by_length(16, seed=1)), strict=True
     ):
@@ -95,7 +97,7 @@ def padding() -> Figure:
         ax.set_title(f"{batches.stages[-1]}: {share}", loc="left", color=INK)
         ax.set_ylabel("tokens of a row")
         ax.set_xticks([])
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, reverse=True)
+        ax.legend(loc="lower left", frameon=True, framealpha=0.9, reverse=True)
     return figure
 
 
@@ -104,7 +106,7 @@ def even_steps() -> Figure:
     ranks, steps = 16, 40
     rows = documents(6_000, 4.0).sharding_filter(ranks).shuffle(2_000, seed=0)
     buckets = rows.bucket_by_length(8)
-    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
     drawn = figure.subplots(2, 1, sharex=True, sharey=True)
     for ax, batches, name in (
         (drawn[0], buckets.shuffle(64, seed=0), "buckets, each shard by itself"),
@@ -120,7 +122,7 @@ def even_steps() -> Figure:
         ax.set_title(f"{name}: ranks wait {waiting:.0%} of the time", loc="left", color=INK)
         ax.set_ylabel("cells of a batch")
         ax.spines[["top", "right"]].set_visible(False)
-    drawn[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    drawn[0].legend(loc="upper right", frameon=True, framealpha=0.9, ncols=2)
     drawn[1].set_xlabel("step of 16 ranks, which takes as long as the largest batch")
     return figure
 
@@ -129,10 +131,10 @@ def demo() -> Figure:
     """Both loss curves of ``make demo``, of a run whose hashes and losses stand in demo.json."""
     held = json.loads((FOLDER / "demo.json").read_text())
     alone, resumed = held["left_alone"], held["resumed"]
-    figure = Figure(figsize=(7, 3.9), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     axes = figure.add_subplot()
     numbers, losses = range(1, len(alone) + 1), [loss for _, loss in alone]
-    axes.plot(numbers, losses, label="left alone", color="#f0b429", linewidth=5)
+    axes.plot(numbers, losses, label="uninterrupted", color="#f0b429", linewidth=5)
     numbers, losses = range(1, len(resumed) + 1), [loss for _, loss in resumed]
     axes.plot(numbers, losses, label="killed and resumed", color="#1d3557", linewidth=1.2)
     for number, step in enumerate(held["killed_after"]):
@@ -163,12 +165,21 @@ def speeds(head: str) -> dict[str, int]:
     return found
 
 
+def machine() -> str:
+    """Where and when the speeds of the benchmarks were measured."""
+    found = re.search(
+        r"^Measured on (.+?), in (.+?), with (.+?)\.$", TABLE.read_text(), re.MULTILINE
+    )
+    assert found is not None
+    return f"{found[1]}, {found[2]}\n{found[3].replace(' and ', ', ')}"
+
+
 def bars(title: str, head: str) -> Figure:
     """Speeds as bars, the fastest on top; limits of the machine are left out."""
     held = {name: n for name, n in speeds(head).items() if "alone" not in name}
     order = sorted(held, key=lambda name: held[name])
-    # Names stand above their bars, so that all is large enough to read on a phone.
-    figure = Figure(figsize=(5.6, 0.9 + 0.52 * len(order)), layout="constrained")
+    # Names stand above their bars: all is read on a phone.
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.52 * len(order)), layout="constrained")
     ax = figure.add_subplot()
     colours = [BLUE if name.startswith("trainpipes") else GREY for name in order]
     drawn = ax.barh(range(len(order)), [held[name] for name in order], 0.42, color=colours)
@@ -179,7 +190,7 @@ def bars(title: str, head: str) -> Figure:
     ax.set_ylim(-0.4, len(order) - 0.2)
     ax.margins(x=0.16)
     ax.set_title(title, loc="left", color=INK, fontweight="bold")
-    ax.set_xlabel("rows a second: longer is faster")
+    ax.set_xlabel(f"rows a second: longer is faster\n{machine()}", linespacing=1.6)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,9 @@
 
 In light and dark colors, at the width of a desktop and of a phone, a page must load without an error and
 without a request to another host, must not be wider than its window, and axe-core must find nothing wrong
-with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. So does the page
+with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. Lines of code and
+outputs do not wrap; copy buttons lie over no code, and stand on no output; words of pictures are large enough
+on a phone, and pictures of speeds say on what machine, when and with what versions. So it is for the page
 that a profile writes, ``run.html``. Prints what is wrong; ends with 1 if anything is.
 
     python docs/site/check.py                                   # after `make docs`
@@ -40,6 +42,49 @@ TOO_WIDE = """() => {
         .map(e => e.outerHTML.slice(0, 100));
 }"""
 
+#: What is wrong with blocks of code: lines that wrap, and buttons that lie over code or stand on outputs.
+CODE = """() => {
+    const shown = e => e.offsetWidth && getComputedStyle(e).visibility !== 'hidden';
+    const short = e => e.textContent.trim().slice(0, 60);
+    const faults = [];
+    for (const code of document.querySelectorAll('pre > code')) {
+        if (getComputedStyle(code).whiteSpace !== 'pre') faults.push('lines wrap: ' + short(code));
+        const block = code.closest('.highlight') || code.parentElement;
+        const range = document.createRange();
+        range.selectNodeContents(code);
+        const frame = code.getBoundingClientRect();
+        for (const button of block.querySelectorAll('button')) {
+            if (!shown(button)) continue;
+            if (block.closest('.language-text')) faults.push('a button on an output: ' + short(code));
+            const b = button.getBoundingClientRect();
+            const over = [...range.getClientRects()].some(r => r.width > 1 && r.left < b.right
+                && Math.min(r.right, frame.right) > b.left && r.top < b.bottom && r.bottom > b.top);
+            if (over) faults.push('a button over code: ' + short(code));
+        }
+    }
+    return faults;
+}"""
+#: What is wrong with pictures, where words have fewer than so many pixels.
+LEAST = 8
+PICTURES = """async least => {
+    const faults = [];
+    for (const image of document.querySelectorAll('img[src$=".svg"]')) {
+        const name = image.src.split('/').pop();
+        const svg = await (await fetch(image.src)).text();
+        const wide = Number(/viewBox="0 0 ([0-9.]+)/.exec(svg)?.[1] || image.naturalWidth);
+        const words = svg.includes('class="tp-back"')
+            ? [...svg.matchAll(/class="([a-z-]+)" x=/g)].map(m => m[1]) : [];
+        const rules = words.length ? words.map(word => svg.split(`.${word}{`)[1] || '') : [svg];
+        const sizes = rules.flatMap(rule => [...(words.length ? rule.split('}')[0] : rule)
+            .matchAll(/font(?:-size)?:[^;}"]*?([0-9.]+)px/g)].map(m => Number(m[1])));
+        const smallest = Math.min(...sizes) * image.getBoundingClientRect().width / wide;
+        if (smallest < least) faults.push(`words of ${smallest.toFixed(1)} pixels in ${name}`);
+        if (name.startsWith('speed-') && !/ cores .*20\\d\\d/.test(svg))
+            faults.push(`no machine and date in ${name}`);
+    }
+    return faults;
+}"""
+
 
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files, and says nothing."""
@@ -74,7 +119,8 @@ def check(
                 # Contrast is the slow rule, and no other at a phone's width.
                 off = {"rules": {"color-contrast": {"enabled": device == "desktop"}}}
                 wrong = axe.run(page, options=off).response["violations"]
-                found = [*heard, *wide, *map(_fault, wrong)]
+                looks = [*page.evaluate(CODE), *page.evaluate(PICTURES, LEAST)]
+                found = [*heard, *wide, *looks, *map(_fault, wrong)]
                 heard.clear()
                 yield from (f"{name} ({scheme}, {device}): {fault}" for fault in found)
                 if shots:
