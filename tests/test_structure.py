@@ -193,7 +193,7 @@ PYTHONS_LOCKS = {
 }  # fmt: skip
 #: Where it runs in a thread that gets no signals.
 WITHOUT_SIGNALS = {
-    "writers.executor": "a pool of processes is run by a thread of its own",
+    "engine.processes.executors": "a pool of processes is run by a thread of its own",
 }
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from trainpipes import samplers as samplers
     from trainpipes.columns.pad_sequences import pad_sequences as pad_sequences
     from trainpipes.config import load as load
+    from trainpipes.engine.processes.executors import Processes as Processes
+    from trainpipes.engine.processes.executors import Threads as Threads
+    from trainpipes.engine.processes.ray_cluster import Ray as Ray
     from trainpipes.errors import ConfigError as ConfigError
     from trainpipes.errors import DataChangedError as DataChangedError
     from trainpipes.errors import DataError as DataError
@@ -84,6 +87,8 @@ if TYPE_CHECKING:
 #: Where each public name is from: a module is imported when one of its names is first used.
 _NAMES = {
     "columns.pad_sequences": "pad_sequences",
+    "engine.processes.executors": "Processes Threads",
+    "engine.processes.ray_cluster": "Ray",
     "errors": (
         "ConfigError DataChangedError DataError MissingExtraError MissingFilesError "
         "SchemaError StateError TopologyError TrainpipesError UnreachableError "

@@ -235,8 +235,7 @@ def test_global_draws_do_not_depend_on_which_worker_makes_them() -> None:
 
 
 def test_a_start_method_that_is_none_is_refused() -> None:
-    loader = tp.Loader(CHAINS["map"](), num_workers=2, multiprocessing_context="thread")
     with pytest.raises(
         tp.ConfigError, match=r"multiprocessing_context\) must be one of .*'thread'"
     ):
-        next(iter(loader))
+        tp.Loader(CHAINS["map"](), num_workers=2, multiprocessing_context="thread")

@@ -118,8 +118,8 @@ class Needy(Exception):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (Mute(), r"Mute: \(its text cannot be had: RuntimeError\)"),
-        (Needy(row=7), "Needy: row 7"),
+        (Mute(), r"Mute, which does not pickle: \(its text cannot be had: RuntimeError\)"),
+        (Needy(row=7), "Needy, which does not pickle: row 7"),
         (SystemExit("enough"), "SystemExit: enough"),
     ],
     ids=["mute", "needy", "exit"],
@@ -159,7 +159,7 @@ def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
 
 
 def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpipes.writers.ray_cluster.RETRIES", 1)
+    monkeypatch.setattr("trainpipes.engine.processes.ray_jobs.RETRIES", 1)
     with pytest.raises(WorkerError, match=r"^2 was given up after 2 tries: "):
         run(Dies(tmp_path, 99), range(4))
     assert noted(tmp_path, "died") == 2
@@ -184,7 +184,7 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.writers.ray_cluster.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.engine.processes.ray_jobs.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with Ray() as executor:

@@ -311,7 +311,7 @@ def test_what_cannot_be_done_ahead_is_refused_with_why(name, tmp_path):
         ({"format": "bin"}, 'rows have columns input_ids, labels: write format="parquet"'),
         ({"compression": "zip"}, "compression. must be"),
         ({"bytes_per_file": 0}, "integer of 1 or more"),
-        ({"executor": "processes"}, r"must be Threads\(n\), Processes\(n\)"),
+        ({"executor": "process"}, r"must be tp.Threads\(n\), tp.Processes\(n\)"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message, tmp_path):

@@ -26,7 +26,7 @@ import map_functions as fn
 import trainpipes as tp
 from interpreters import pid_of, python
 from resuming import check_resume
-from trainpipes.engine.processes import process_pool
+from trainpipes.engine.processes import worker_pool
 from trainpipes.testing import digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])
@@ -423,7 +423,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_once_its_pipeline_is_gone() -> 
 
 
 def test_workers_end_where_nothing_is_to_do_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "IDLE", 0.3)
+    monkeypatch.setattr(worker_pool, "IDLE", 0.3)
     pipe = source().map(fn.where, num_workers=2, method="process")
     first = {row["process"] for row in pipe}
     gone = [psutil.Process(pid) for pid in first if psutil.pid_exists(pid)]

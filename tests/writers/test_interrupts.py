@@ -189,7 +189,7 @@ def test_of_processes(tmp_path):
     def write() -> None:
         rows.write_json(tmp_path / "out", num_files=3, executor=Processes(2))
 
-    found = places_of(write, ("writers/executor", "_internal"))
+    found = places_of(write, ("processes/executors", "_internal"))
     shutil.rmtree(tmp_path / "out")
     check_all(write, lambda: contents(tmp_path / "out"),
               lambda: shutil.rmtree(tmp_path / "out", ignore_errors=True), some_of(found, 0, 50))  # fmt: skip

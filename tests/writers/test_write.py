@@ -298,7 +298,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "threads, a function": (
         lambda p: p.map(dict), {"num_files": 2, "executor": Threads(2)}, r"Processes\(n\), or left out"
     ),
-    "no executor": (None, {"executor": "ray"}, r"executor\) must be Threads\(n\).*got 'ray'"),
+    "no executor": (None, {"executor": "rays"}, r"executor\) must be tp.Threads\(n\).*got 'rays'"),
     "does not pickle": (
         lambda p: p.map(lambda row: row, version="1"), {"num_files": 2, "executor": Processes(2)},
         "must pickle to reach a process.*leave executor out",

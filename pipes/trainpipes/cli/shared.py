@@ -139,20 +139,15 @@ def takes_executor(command: Any) -> Any:
 
 
 def _executor(written: str | None, shared_filesystem: bool) -> Executor | None:
-    from trainpipes.writers import Processes, Ray, Threads
+    from trainpipes.engine.processes.executor_options import named_executor
 
-    name, _, rest = (written or "").partition(":")
-    if shared_filesystem and name != "ray":
+    if shared_filesystem and (written or "").partition(":")[0] != "ray":
         raise click.UsageError("--shared-filesystem is of --executor ray")
-    if name == "ray":
-        return Ray(rest or None, shared_filesystem)
-    kind: Any = {"threads": Threads, "processes": Processes}.get(name)
-    if kind and (not rest or (rest.isdigit() and int(rest))):
-        return kind(int(rest)) if rest else kind()  # type: ignore[no-any-return]
-    if written is not None:
+    executor = named_executor(written or "", shared_filesystem)
+    if executor is None and written is not None:
         rule = "must be threads:N, processes:N, ray or ray:ADDRESS"
         raise click.BadParameter(f"{rule}, got {written!r}", param_hint="--executor")
-    return None
+    return executor
 
 
 several = functools.partial(option, multiple=True)

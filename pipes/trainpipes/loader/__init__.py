@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -15,11 +16,13 @@ from trainpipes._internal.callers import (
     refuse_prepared_by_ray,
     warn_without_data_module,
 )
-from trainpipes._internal.checks import copied, flag, whole_number
+from trainpipes._internal.checks import copied, flag, require, whole_number, wrong
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.executor_options import executor_of
+from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import instead, refuse_unknown, show
@@ -59,6 +62,9 @@ class Loader:
 
     Args:
         pipeline: the pipeline to run.
+        executor: where functions are called: ``tp.Threads(n)``, ``tp.Processes(n)``, or ``tp.Ray(...)`` for
+            the machines of a Ray cluster. All else stays in this process with any of them.
+            ``num_workers=4`` is short for ``tp.Processes(4)``, ``threads=4`` for ``tp.Threads(4)``.
         num_workers: worker processes, which call the functions of the pipeline, those of its stages on
             pictures, and ``__getitem__`` of a dataset. All else stays in this process and its threads, so
             that there is one shuffle buffer. One that dies is replaced, and its rows are done again. 0 calls
@@ -103,6 +109,7 @@ class Loader:
         self,
         pipeline: Pipeline,
         *,
+        executor: Executor | str | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = 2,
         persistent_workers: bool = False,
@@ -124,6 +131,13 @@ class Loader:
         whole_number(num_workers, 0, "Loader(num_workers)", "worker processes")
         if threads is not None:
             whole_number(threads, 0, "Loader(threads)", "threads")
+        if executor is not None:
+            executor = executor_of(executor, "Loader(executor)")
+            others = [name for name in ("num_workers", "threads") if options[name]]
+            rule = f"None where {' and '.join(others)} is given, which is short for it"
+            require(not others, "Loader(executor)", rule, executor)
+            if isinstance(executor, Threads):
+                threads, executor = executor.n, None
         if threads and num_workers:
             raise ConfigError(
                 f"Loader works in threads or in worker processes, got threads={threads} and "
@@ -144,6 +158,11 @@ class Loader:
             self._iteration = IterationState(plan, source.ranks, fixed=epoch)
             self._iteration.members = source.members
             source.derived.add(self._iteration)
+        context, there = multiprocessing_context, multiprocessing.get_all_start_methods()
+        if isinstance(context, str) and context not in there:
+            raise wrong("Loader(multiprocessing_context)", f"one of {there} here", context)
+        if executor is None and num_workers:
+            executor = Processes(num_workers, context)
         self._iteration.how = {"threads": threads, "workers": num_workers}
         self._meter = Meter(self._iteration)
         self.num_workers = num_workers
@@ -154,13 +173,13 @@ class Loader:
         self._workers = LoaderWorkers(
             functools.partial(packed_stages, pipeline),
             functools.partial(check_pickles, pipeline),
-            num_workers,
+            executor or Processes(1),
             prefetch_factor,
             persistent_workers,
             worker_init_fn,
             timeout,
-            multiprocessing_context,
         )
+        self._has_workers = executor is not None
         finalize(
             self, self._workers.shut
         ).atexit = False  # processes do not wait for a garbage collection
@@ -243,7 +262,7 @@ class Loader:
         refuse_prepared_by_ray()
         if self._options["epoch"] is None or self._iteration.ranks()[1] > 1:
             refuse_in_an_iterable()
-        workers = self._workers if self.num_workers else None
+        workers = self._workers if self._has_workers else None
         options = RunOptions(self.threads, workers, places=True, step=step)
         return EpochIterator(self._iteration, options)
 

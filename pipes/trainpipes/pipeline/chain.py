@@ -65,12 +65,12 @@ if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
     from ray.data import Dataset
 
+    from trainpipes.engine.processes.executors import Executor
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.from_memmap import MemmapDataset
     from trainpipes.stages.fitted_columns import FittedColumns
-    from trainpipes.writers.executor import Executor
     from trainpipes.writers.map_dataset import MapDataset
 
 P = ParamSpec("P")

@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 
 from trainpipes._internal import checks
 from trainpipes._internal.pool import default_threads
+from trainpipes.engine.processes.executor_options import executor_of
+from trainpipes.engine.processes.executors import Executor, Threads
+from trainpipes.engine.processes.ray_cluster import Ray
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import read_by_name
@@ -21,9 +24,7 @@ from trainpipes.sources.read_arrow import ReadArrow
 from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.writers import formats
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.executor import Executor, Threads, checked_executor
 from trainpipes.writers.output_folder import Manifest
-from trainpipes.writers.ray_cluster import Ray
 from trainpipes.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
@@ -76,7 +77,7 @@ def repack(
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
         retry: how long failing requests to URLs are made again.
-        executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.writers``; if left out,
+        executor: ``tp.Threads(n)``, ``tp.Processes(n)`` or ``tp.Ray(address)``; if left out,
             a thread a core, 4 at most.
 
     Raises:
@@ -108,7 +109,7 @@ def repack(
     pipeline = _given_rows(data, storage_options, retry)
     if columns is not None:
         pipeline = pipeline.select(*checks.column_names(columns, f"{CALLER}(columns)"))
-    with checked_executor(executor, CALLER, Threads(few)) as workers:
+    with executor_of(executor, f"{CALLER}(executor)", Threads(few)) as workers:
         rows = EpochRows(pipeline, CALLER)
         metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
         form = formats.parquet_form(CALLER, options, row_group_size, compression, None, metadata)

@@ -28,6 +28,8 @@ import pyarrow as pa
 from trainpipes import errors
 from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
+from trainpipes.engine.processes.executors import Executor, Threads
+from trainpipes.engine.processes.ray_cluster import Ray
 from trainpipes.filesystems.places import WORK, OutputFile, Place, clean_up, place_at
 from trainpipes.order.permutation import Permutation
 from trainpipes.pipeline.chain import Pipeline
@@ -35,9 +37,7 @@ from trainpipes.pipeline.starts import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.writers import output_folder
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups, check_columns
-from trainpipes.writers.executor import Executor, Threads
 from trainpipes.writers.formats import FILE_BYTES, write_arrow
-from trainpipes.writers.ray_cluster import Ray
 from trainpipes.writers.write import ANY, Format, Output
 
 CALLER = "repack"

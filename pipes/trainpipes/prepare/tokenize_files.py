@@ -20,6 +20,8 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.executor_options import executor_of
+from trainpipes.engine.processes.executors import Executor, Processes, Threads, cores
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.filesystems.places import MANIFEST, OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
@@ -39,7 +41,6 @@ from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 from trainpipes.state.format import said
 from trainpipes.tokenizers.adapters import Bytes, load
 from trainpipes.writers.epoch_rows import check_columns, compact, decoded
-from trainpipes.writers.executor import Executor, Processes, Threads, checked_executor, cores
 from trainpipes.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.writers.output_folder import ABOUT, FileInfo, Manifest
 from trainpipes.writers.output_folder import run as make_files
@@ -338,7 +339,7 @@ def tokenize(
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
         overwrite: whether to remove what was written there before.
-        executor: ``Processes(n)``, ``Threads(n)`` or ``Ray(address)`` of ``trainpipes.writers``; if left out,
+        executor: ``tp.Processes(n)``, ``tp.Threads(n)`` or ``tp.Ray(address)``; if left out,
             as many processes as there are cores and work for.
         storage_options: of the folder's file system.
         retry: how long failing requests to a URL are made again.
@@ -363,7 +364,7 @@ def tokenize(
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
     is_pipeline = isinstance(pipeline, Pipeline)
     require(is_pipeline, "tokenize(pipeline)", "a trainpipes Pipeline", pipeline)
-    chosen = checked_executor(executor, "tokenize", Threads(1))
+    chosen = executor_of(executor, "tokenize(executor)", Threads(1))
     parts = cut(pipeline)
     dtype = _checked_format(format, dtype, compression, parts)
     is_parquet = format == "parquet"

@@ -11,6 +11,7 @@ import numpy as np
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import Answer, row_words
+from trainpipes.engine.processes.executors import Threads
 from trainpipes.errors import UnreadableError
 from trainpipes.interfaces.quarantine import LeftOut, leaves_out
 from trainpipes.interfaces.read_columns import blame, cell
@@ -30,7 +31,6 @@ class Decoder(RowFunction, asks_inputs=True):
     """
 
     rng = False
-    method = "thread"
     shares = True
     thread_safe = True
     _rows_of_batches = _gives_arrays = True
@@ -62,7 +62,7 @@ class Decoder(RowFunction, asks_inputs=True):
 
     def _settle(self, threads: int) -> None:
         # Where the thread that iterates calls functions of the user's, others decode for it.
-        self._running.workers = threads
+        self._running.executor = Threads(threads) if threads else None
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:

@@ -21,7 +21,9 @@ from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
-from trainpipes.engine.processes.process_pool import ProcessPool
+from trainpipes.engine.processes.executor_options import AnExecutor, executor_of
+from trainpipes.engine.processes.executors import Executor, Processes, Threads
+from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.contents import digest_of
@@ -41,11 +43,11 @@ CHUNKS = 2
 
 
 class _Running:
-    """How many workers a stage has in this process, and what they are once they are made."""
+    """Where a stage's function is called in this process, and the workers there once they are made."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers, self.lock = workers, threading.Lock()
-        self.pool: ThreadMap | ProcessPool | None = None
+    def __init__(self, executor: Executor | None) -> None:
+        self.executor, self.lock = executor, threading.Lock()
+        self.pool: ThreadMap | WorkerPool | None = None
 
 
 class RowFunction(WorkingStage, per_row=True, gives="objects"):
@@ -54,12 +56,12 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
     rng = True
     seed = 0
     num_workers = 0
-    method = "process"
     shares = False  # whether threads that wait for its own may call it, too
 
     @property
-    def start_method(self) -> str | None:
-        return None
+    def _executor(self) -> Executor | None:
+        """Where the function is called; None for the thread that iterates."""
+        return Processes(self.num_workers) if self.num_workers else None
 
     @property
     def timeout(self) -> float | None:
@@ -86,16 +88,18 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
 
     @property
     def has_workers(self) -> bool:
-        return self._running.workers > 0 and not self.alone
+        return self._running.executor is not None and not self.alone
 
     @property
     def most_workers(self) -> int:
-        return self._running.workers
+        executor = self._running.executor
+        return 0 if executor is None else executor.workers
 
     @property
     def alone(self) -> bool:
         """Whether this process may not have the workers that are asked for."""
-        return self.method == "process" and multiprocessing.current_process().daemon
+        threads = isinstance(self._running.executor, Threads)
+        return not threads and multiprocessing.current_process().daemon
 
     @made_once
     def _call(self) -> RowCall:
@@ -105,11 +109,12 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
 
     @made_once
     def _running(self) -> _Running:
-        return _Running(self.num_workers)
+        return _Running(self._executor)
 
-    def _workers(self) -> ThreadMap | ProcessPool | None:
+    def _workers(self) -> ThreadMap | WorkerPool | None:
         running = self._running
-        if not running.workers:
+        executor = running.executor
+        if executor is None:
             return None
         if self.alone:
             way = 'use method="thread", or the workers of map() without those of a DataLoader'
@@ -119,19 +124,17 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         with running.lock:
             workers = running.pool
             if workers is None or workers.pid != os.getpid():
-                if self.method == "process":
-                    workers = ProcessPool(
-                        self._call, running.workers, self.start_method, self.timeout
-                    )
+                if isinstance(executor, Threads):
+                    workers = ThreadMap(self._call, executor.n, self.shares)
                 else:
-                    workers = ThreadMap(self._call, running.workers, self.shares)
+                    workers = executor.answering(self._call, timeout=self.timeout)
                 running.pool = workers
                 finalize(self, workers.close).atexit = False
             return workers
 
     def _settle(self, threads: int) -> None:
         workers = self._workers()
-        if isinstance(workers, ProcessPool):
+        if isinstance(workers, WorkerPool):
             workers.start()
 
     def process(self, run: Run) -> Run:
@@ -147,7 +150,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if workers is None:
             return None
         items, words = self._items(run), self._words(run)
-        share = -(-len(items) // (CHUNKS * self._running.workers))
+        share = -(-len(items) // (CHUNKS * self.most_workers))
         rows = min(CHUNK_ROWS, max(1, share, workers.least_rows))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
@@ -198,6 +201,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
             pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
             are found from the first rows when a stage needs columns.
+        executor: where the function is called, in place of ``num_workers`` and ``method``: ``tp.Threads(n)``,
+            ``tp.Processes(n)``, or ``tp.Ray(...)`` for the machines of a Ray cluster.
         timeout: with processes, the seconds that a call may take, at least: then its worker is killed, and
             another one tries the row once more. A second time the row is a ``WorkerError``, or left out.
         start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
@@ -217,7 +222,9 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     ([91, 77, 7], [84, 38, 96])
     """
 
-    free = frozenset({"num_workers", "method", "start_method", "timeout", "schema", "thread_safe"})
+    free = frozenset(
+        {"num_workers", "method", "start_method", "executor", "timeout", "schema", "thread_safe"}
+    )
 
     fn: Function
     _: KW_ONLY
@@ -227,6 +234,7 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     num_workers: Natural = 0
     method: Literal["thread", "process"] = "thread"
     start_method: Literal["forkserver", "spawn", "fork"] | None = None
+    executor: AnExecutor | None = None
     timeout: float | None = None
     schema: Schema | None = None
     thread_safe: bool = False
@@ -235,10 +243,27 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     def check(self) -> None:
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
+        if self.executor is not None:
+            short = {"num_workers": 0, "method": "thread", "start_method": None}
+            given = [name for name, usual in short.items() if getattr(self, name) != usual]
+            self._require(not given, "executor", f"None where {' and '.join(given)} is given")
+            self._set(executor=executor_of(self.executor, "map(executor)"))
         if self.timeout is not None:
             self._require(self.timeout > 0, "timeout", "more than 0 seconds")
             way = 'method="process", since a thread cannot be ended'
-            self._require(self.method == "process", "method", f"{way}, where timeout is given")
+            is_process = self.method == "process" or self.executor is not None
+            is_process = is_process and not isinstance(self.executor, Threads)
+            self._require(is_process, "method", f"{way}, where timeout is given")
+
+    @property
+    def _executor(self) -> Executor | None:
+        if self.executor is not None or not self.num_workers:
+            assert not isinstance(self.executor, str)  # check() made it one
+            return self.executor
+        threads = self.method == "thread"
+        return (
+            Threads(self.num_workers) if threads else Processes(self.num_workers, self.start_method)
+        )
 
     def _traits(self) -> dict[str, Any]:
         return {**super()._traits(), **({"depends_on": {"row", "epoch"}} if self.rng else {})}

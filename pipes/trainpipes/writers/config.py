@@ -19,6 +19,7 @@ import torch
 
 from trainpipes._internal.checks import need
 from trainpipes.columns.expressions import text_of
+from trainpipes.engine.processes.executor_options import name_of_executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, is_secret, shown, without_url_secrets
 from trainpipes.filesystems.places import write_text
@@ -187,6 +188,8 @@ class _Writer:
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
             value = given(value)
+        if hasattr(type(value), "answering"):
+            return name_of_executor(value)
         if isinstance(value, Quarantine):
             self.left_out |= value.storage_options is not None
             value = {"quarantine": value.given()}

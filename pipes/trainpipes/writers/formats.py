@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.columns.arrays import holds, is_text
 from trainpipes.columns.bad_values import BadCell
+from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.places import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
 from trainpipes.writers.epoch_rows import compact
-from trainpipes.writers.executor import Executor
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.write import ANY, Format, Output, write
 
@@ -67,7 +67,7 @@ def write_parquet(
             memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         overwrite: whether to remove what was written there before.
-        executor: ``trainpipes.writers.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
+        executor: ``tp.Threads(n)``, ``tp.Processes(n)`` or ``tp.Ray(address)``, where rows are
             counted and ``num_files`` or ``rows_per_file`` is given; None for this thread.
         storage_options: of the folder's file system.
         retry: how long failing requests to a URL are made again.

@@ -19,6 +19,8 @@ from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
+from trainpipes.engine.processes.executor_options import executor_of
+from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.places import OutputFile, place_at
@@ -37,7 +39,6 @@ from trainpipes.sources.mapped_rows import (
     offsets_ending,
 )
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups
-from trainpipes.writers.executor import Executor, Threads, checked_executor
 from trainpipes.writers.write import Format, Output, write, write_once
 
 NO_NUMBERS = (
@@ -222,7 +223,7 @@ def write_memmap(
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
         overwrite: whether to remove what was written there before.
-        executor: ``trainpipes.writers.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, for a pipeline
+        executor: ``tp.Threads(n)``, ``tp.Processes(n)`` or ``tp.Ray(address)``, for a pipeline
             whose rows are counted, with ``num_files`` or ``rows_per_file``; None for this thread.
         storage_options: of the folder's file system.
         retry: how long failing requests to a URL are made again.
@@ -254,7 +255,7 @@ def write_memmap(
         rows = EpochRows(source, CALLER, ragged=ragged)
         write(rows, _form("dict", dtypes, ragged), out, executor)
     else:
-        alone = checked_executor(executor, CALLER, Threads(1)) == Threads(1)
+        alone = executor_of(executor, f"{CALLER}(executor)", Threads(1)) == Threads(1)
         rule = "left out for rows that are read once: a pipeline of rows can be shared out"
         require(alone, f"{CALLER}(executor)", rule, executor)
         layout, count, tables = _tables(source, ragged)

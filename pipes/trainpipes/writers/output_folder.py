@@ -24,6 +24,7 @@ from zlib import crc32
 
 from trainpipes._internal.checks import flag
 from trainpipes._internal.progress import Progress
+from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -44,7 +45,6 @@ from trainpipes.filesystems.places import (
     place_at,
 )
 from trainpipes.state.format import check_identity, first_difference, said, take_over
-from trainpipes.writers.executor import Executor, Threads
 
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.

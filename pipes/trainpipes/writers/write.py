@@ -19,6 +19,8 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.executor_options import executor_of
+from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
@@ -26,7 +28,6 @@ from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.state.cursor import checksum
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.executor import Executor, Threads, checked_executor
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
 
 #: Options of file systems that say which server a path is of.
@@ -257,7 +258,7 @@ class Output:
 def write(
     source: Record | EpochRows, form: Format, out: Output, executor: Executor | None
 ) -> Manifest:
-    workers = checked_executor(executor, form.caller, Threads(1))
+    workers = executor_of(executor, f"{form.caller}(executor)", Threads(1))
     with workers:  # before anything is read: Ray starts processes
         rows = source if isinstance(source, EpochRows) else EpochRows(source, form.caller)
         out.check(rows.count, form.caller)

@@ -125,7 +125,7 @@ class RowCall:
     def where(self, row: int, stage: int) -> str:
         return ""
 
-    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
+    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
         return [None] * max(0, row), error
 
     def each(

@@ -8,8 +8,8 @@ from typing import Any
 from trainpipes._internal import activity
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.processes.process_pool import ProcessPool
 from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
+from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage, WorkingStage
 
@@ -37,10 +37,10 @@ class Workers:
         ahead: runs that they are given ahead, in all.
     """
 
-    def __init__(self, plan: Plan, call: StageCall, processes: ProcessPool, ahead: int) -> None:
+    def __init__(self, plan: Plan, call: StageCall, pool: WorkerPool, ahead: int) -> None:
         self.ahead = ahead
         self.count = call.workers
-        self._processes = processes
+        self._pool = pool
         self._numbers = {id(step): number for number, step in enumerate(steps_of(plan))}
 
     def handed_out(self, plan: Plan, stages: Sequence[Stage], shards: int = 1) -> tuple[Stage, ...]:
@@ -81,7 +81,7 @@ class Workers:
         return tuple(made)
 
     def submit(self, group: Group, run: Run) -> Callable[[], Run]:
-        wait, cursors = self._processes.submit((group, sent(run)), activity.is_on), run.cursors
+        wait, cursors = self._pool.submit((group, sent(run)), activity.is_on), run.cursors
 
         def made() -> Run:
             results, error = wait()
@@ -94,13 +94,13 @@ class Workers:
 
     @property
     def is_closed(self) -> bool:
-        return self._processes.closed
+        return self._pool.closed
 
     def start(self) -> None:
-        self._processes.start()
+        self._pool.start()
 
     def close(self) -> None:
-        self._processes.close()
+        self._pool.close()
 
 
 def _has_workers(stage: Stage) -> bool:

@@ -1,4 +1,4 @@
-"""The worker process of ``ProcessPool``; its messages are pickles with large arrays out of band.
+"""The worker process of a pool; its messages are pickles with large arrays out of band.
 
 A second thread reads what the parent sends, and ends the process with the parent.
 """
@@ -82,8 +82,8 @@ class Call(Protocol):
         """Of a row and stage at which a worker died, in words; "" if nothing is known."""
         ...
 
-    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
-        """The answer where workers died at a row of a stage."""
+    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
+        """The answer where workers died at a row of a stage, and how the last one did."""
         ...
 
 
@@ -191,11 +191,11 @@ def work(parent: socket.socket, call: Call | bytes, place: Any, worker: int) -> 
         try:
             loaded.begin(worker)
         except BaseException as error:
-            send(parent, pickled(_portable(error, loaded.said)))
+            send(parent, pickled(portable(error, loaded.said)))
             _end()
         send(parent, pickled(None))
         while (message := messages.get()) is not None:
-            send(parent, _answer(loaded, message, place))
+            send(parent, answer_to(loaded, message, place))
     _end()
 
 
@@ -216,7 +216,7 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-def _answer(call: Call, message: Message, place: Any) -> Message:
+def answer_to(call: Call, message: Message, place: Any) -> Message:
     """Results up to the first error; that error; what the call noticed."""
     results: list[Any] = []
     error: BaseException | None
@@ -227,7 +227,7 @@ def _answer(call: Call, message: Message, place: Any) -> Message:
     except Exception as problem:  # rows that can't be unpickled here
         error = problem
     place[0] = NO_ROW
-    raised = None if error is None else _portable(error, call.said)
+    raised = None if error is None else portable(error, call.said)
     noticed = call.noticed()
     try:
         return pickled((results, raised, noticed))
@@ -250,23 +250,28 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-def _portable(error: BaseException, said: str) -> BaseException:
+def portable(error: BaseException, said: str) -> BaseException:
+    """An error as it can go to another process, with its trace as a note; ``said``: of what it is."""
     trace = error.__traceback__
     ours = {__file__, RowCall.each.__code__.co_filename}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
-    lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    note = f"in worker process {os.getpid()}:\n{lines}"
+    note = ""
     try:
+        lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        note = f"in worker process {os.getpid()}:\n{lines}"
         error.add_note(note)
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # its own methods may do anything
         about = getattr(error, "_trainpipes", None)
         said = said if about is None else about[0]
-        error = WorkerError(
-            f"{said}: the function raised {type(error).__qualname__}, which does not pickle: {error}"
-        )
-        error.add_note(note)
+        try:
+            text = str(error)
+        except Exception as of_it:
+            text = f"(its text cannot be had: {type(of_it).__qualname__})"
+        kind = type(error).__qualname__
+        error = WorkerError(f"{said}: the function raised {kind}, which does not pickle: {text}")
+        error.add_note(note) if note else None
         if about is not None:
             error._trainpipes = about
     error.__traceback__ = None

@@ -197,7 +197,7 @@ class StageCall:
 
     way = "make arrays, tensors and plain values of it, or use num_workers=0"
 
-    def died_at(self, error: TrainpipesError, row: int, stage: int) -> Answer:
+    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
         own = self._steps[stage]
         error.message = f"{own}{error.message.removeprefix(self.said)}"
         error.stage = str(own)

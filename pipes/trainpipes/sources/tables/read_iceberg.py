@@ -166,7 +166,7 @@ class ReadIceberg(ReadTable):
         with ExitStack() as catalogs:
             with self._explained(f"the Iceberg table {self.table} {where} cannot be opened"):
                 if self.table.endswith(".metadata.json"):
-                    table = StaticTable.from_metadata(self.table)
+                    table: Any = StaticTable.from_metadata(self.table)
                 else:
                     properties = {} if not isinstance(self.catalog, Mapping) else dict(self.catalog)
                     name = (

@@ -1,36 +1,35 @@
-"""Where the tasks of a job run: in threads, in processes, or on Ray."""
+"""Where functions are called, and the tasks of a job run: in threads, in processes, or on Ray."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sized
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from multiprocessing import connection
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from trainpipes._internal.activity import TURN
 from trainpipes._internal.checks import require, whole_number
-from trainpipes._internal.locks import TICK, Flag, get, start, wait_for
+from trainpipes._internal.locks import Flag, get, wait_for
 from trainpipes._internal.pool import Future, Pool
-from trainpipes.engine.processes.process_pool import preload
-from trainpipes.errors import ConfigError, WorkerError, how_ended
+from trainpipes.engine.calling.row_call import Answer, RowCall, ThreadMap
+from trainpipes.engine.processes.process_pool import process_pool
+from trainpipes.engine.processes.process_worker import Call, portable
+from trainpipes.engine.processes.worker_pool import WorkerPool
+from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
-from trainpipes.tokenizers.engine import VARIABLE
 
 T = TypeVar("T")
 S = TypeVar("S")
 R = TypeVar("R")
 
-#: What the server that forks processes imports once for all of them.
-PRELOADED = "trainpipes.writers.write"
+#: Seconds.
+FOREVER = 1e6
 
 
 class Executor(Protocol):
@@ -47,6 +46,12 @@ class Executor(Protocol):
 
     def check_path(self, path: str, option: str) -> None:
         """Raise ConfigError where a worker cannot get at a path or URL, which ``option`` named."""
+        ...
+
+    def answering(
+        self, call: Any, *, timeout: float | None = None, idle: float | None = None
+    ) -> Any:
+        """Workers that answer a call, for rows: see ``WorkerPool``, and ``ThreadMap`` of a ``RowCall``."""
         ...
 
     def map_unordered(
@@ -75,10 +80,14 @@ class _OnThisMachine:
 
 @dataclass(frozen=True)
 class Threads(_OnThisMachine):
-    """Threads of this process. With one, the thread that asks does the work.
+    """Threads of this process. With one, the thread that asks does the work of a writer.
 
     Args:
         n: how many.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset(range(3)).map(lambda x: x + 1, executor=tp.Threads(2)))
+    [1, 2, 3]
     """
 
     n: int = 1
@@ -89,6 +98,11 @@ class Threads(_OnThisMachine):
     @property
     def workers(self) -> int:
         return self.n
+
+    def answering(
+        self, call: RowCall, *, timeout: float | None = None, idle: float | None = None
+    ) -> ThreadMap:
+        return ThreadMap(call, self.n)
 
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
@@ -113,7 +127,7 @@ class Threads(_OnThisMachine):
             if self.n == 1:
                 yield from ((task, do(task)) for task in tasks)
             else:
-                yield from _in_threads(do_in_thread, tasks, self.n, stop)
+                yield from _in_threads(do_in_thread, tasks, self.n, stop.set)
         finally:
             for state in states:
                 getattr(state, "close", lambda: None)()
@@ -126,43 +140,120 @@ class Processes(_OnThisMachine):
 
     Args:
         n: how many; one a core if left out.
+        start_method: "forkserver", "spawn" or "fork", or a context of ``multiprocessing``; by default the
+            first that the platform has, and for a ``Loader`` that of ``multiprocessing``. A fork copies locks
+            that threads hold, and may hang.
+
+    >>> import trainpipes as tp
+    >>> tp.Loader(tp.from_dataset(range(8)).batch(4), executor=tp.Processes(2))
+    Loader(executor=Processes(n=2)) over
+      from_dataset(range of 8 items)
+        .batch(4)
     """
 
     n: int | None = None
+    start_method: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.n is not None:
             whole_number(self.n, 1, "Processes(n)", "how many work at once")
+        there = multiprocessing.get_all_start_methods()
+        good = not isinstance(self.start_method, str) or self.start_method in there
+        require(good, "Processes(start_method)", f"one of {there} here", self.start_method)
 
     @property
     def workers(self) -> int:
         return self.n or cores()
 
+    @property
+    def forks(self) -> bool:
+        """Whether they are forks of this process, which get all that it has."""
+        method = self.start_method
+        return (method if isinstance(method, str | None) else method.get_start_method()) == "fork"
+
     def check_path(self, path: str, option: str) -> None:
         refuse_memory(path, option)
+
+    def answering(
+        self, call: Call, *, timeout: float | None = None, idle: float | None = None
+    ) -> WorkerPool:
+        return process_pool(call, self.workers, self.start_method, timeout, idle)
 
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        work = partial(_in_processes, self.workers, _pickled((fn, open_state), self), iter(tasks))
-        stop, coming = Flag(), SimpleQueue[Any]()
-        # In a thread, which gets no signals: of concurrent.futures, Ctrl-C may leave a lock held.
-        ended = Future(partial(work, stop, coming.put), coming.put)
-        pool = Pool(1, shares=False, name="trainpipes-processes", pauses=False)
+        pool = self.answering(_TaskCall(_pickled((fn, open_state), self)), idle=FOREVER)
+
+        def do(task: T) -> R:
+            results, error = pool.submit([task], None)()
+            if isinstance(error, _TaskDied):
+                raise WorkerError(
+                    f"{error} while making {task}; the same call goes on after the files that are whole, "
+                    "with fewer processes if memory ran out: executor=Processes(n)"
+                )
+            if error is not None:
+                raise error
+            made: R = results[0]
+            return made
+
         try:
-            pool.begin(ended)
-            while (done := get(coming)) is not ended:
-                yield done
-            ended.result()
+            yield from _in_threads(do, tasks, self.workers, pool.close)
         finally:
-            stop.set()
             pool.close()
-            if ended.begun:
-                wait_for(ended.finished)
+            pool.join()
+
+
+class _TaskDied(TrainpipesError):
+    """Workers died one after the other as they did a task."""
+
+
+@dataclass(eq=False)
+class _TaskCall:
+    """Does tasks in worker processes, one at a time.
+
+    Args:
+        payload: the function of a task and a state, and what opens the state, pickled.
+    """
+
+    payload: bytes
+    said: str = "Processes(n)"
+    way = "leave executor out"
+    while_waiting = TURN
+    _opened: tuple[Callable[[Any, Any], Any], Any] | None = None
+
+    def begin(self, worker: int) -> None:
+        use_threads(1)
+
+    def answer(self, items: Sequence[Any], words: Any) -> Answer:
+        [task] = items
+        try:
+            if self._opened is None:
+                fn, open_state = pickle.loads(self.payload)
+                self._opened = fn, open_state()
+            fn, state = self._opened
+            return [fn(task, state)], None
+        except Exception as error:
+            return [], portable(error, str(task))
+
+    def noticed(self) -> None: ...
+
+    def hear(self, noticed: None) -> None: ...
+
+    def leaves_out(self, stage: int) -> bool:
+        return False
+
+    def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
+        return sent_here
+
+    def where(self, row: int, stage: int) -> str:
+        return ""
+
+    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
+        return [], _TaskDied(how)
 
 
 def _in_threads(
-    do: Callable[[T], R], tasks: Iterable[T], threads: int, stop: Flag
+    do: Callable[[T], R], tasks: Iterable[T], threads: int, stop: Callable[[], None]
 ) -> Iterator[tuple[T, R]]:
     """Each task with its result, as they end; at the end none runs, once it has seen that it is to stop."""
     pool = Pool(threads, shares=False, name="trainpipes-task", pauses=False)
@@ -178,50 +269,11 @@ def _in_threads(
             future = get(ended)
             yield running.pop(future), future.result()
     finally:
-        stop.set()
+        stop()
         pool.close()
         for future in running:
             if future.begun:
                 wait_for(future.finished)
-
-
-def _in_processes(
-    workers: int, payload: bytes, waiting: Iterator[T], stop: Flag, put: Callable[[Any], None]
-) -> None:
-    """Put each task with its result, as they end, until there are no more, or it is to stop."""
-    context = _context()
-    theirs, ours = context.Pipe(duplex=False)  # closed with this process
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(theirs, payload))
-    running: dict[Any, T] = {}
-    others, ours_now, whole = {*multiprocessing.active_children()}, set[Any](), False
-
-    def submit(task: T) -> None:
-        running[pool.submit(_do, task)] = task
-        ours_now.update({*multiprocessing.active_children()} - others)
-
-    try:
-        while not stop.is_set() and feed(waiting, running, workers, submit):
-            for future in wait(running, TICK, FIRST_COMPLETED)[0]:
-                put((running.pop(future), future.result()))
-        whole = not running
-    except BrokenProcessPool as error:
-        pool.shutdown()
-        raise _died([*running.values()], ours_now) from error
-    finally:
-        if not whole:
-            ours.send_bytes(b"end")
-        pool.shutdown(cancel_futures=True)
-        ours.close()
-        theirs.close()
-
-
-def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
-    if value is None:
-        return default
-    rule = "Threads(n), Processes(n) or Ray(address) of trainpipes.writers, or None"
-    require(hasattr(type(value), "map_unordered"), f"{caller}(executor)", rule, value)
-    found: Executor = value
-    return found
 
 
 def refuse_memory(path: str, option: str) -> None:
@@ -242,22 +294,9 @@ def use_threads(threads: int) -> None:
     import torch
 
     if threads == 1:
-        os.environ[VARIABLE] = "false"  # read whenever a tokenizer encodes
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read whenever a tokenizer encodes
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
-
-
-def portable(error: BaseException, task: object) -> BaseException:
-    try:
-        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
-            return error
-    except Exception:  # its own methods may do anything
-        pass
-    try:
-        said = str(error)
-    except Exception as of_it:
-        said = f"(its text cannot be had: {type(of_it).__qualname__})"
-    return WorkerError(f"{type(error).__qualname__}: {said} (at {task})")
 
 
 def feed(waiting: Iterator[T], running: Sized, most: int, begin: Callable[[T], None]) -> bool:
@@ -265,17 +304,6 @@ def feed(waiting: Iterator[T], running: Sized, most: int, begin: Callable[[T], N
     for task in islice(waiting, max(0, most - len(running))):
         begin(task)
     return bool(len(running))
-
-
-def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
-    ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
-    said = [f"process {one.pid} {how_ended(one.exitcode)}" for one in ended]
-    who = [*said, "a worker process has died"][0]
-    return WorkerError(
-        f"{who} while making {' or '.join(sorted(map(str, tasks)))}; the same call goes on after the files "
-        "that are whole, with fewer processes if memory ran out: executor=Processes(n). A program that is a "
-        'script calls it below `if __name__ == "__main__":`, since processes import the script'
-    )
 
 
 def _pickled(work: Any, executor: Processes) -> bytes:
@@ -286,45 +314,3 @@ def _pickled(work: Any, executor: Processes) -> bytes:
             f"executor={executor}: the pipeline must pickle to reach a process, and does not ({error}); "
             "define functions at the top of a module, or leave executor out"
         ) from error
-
-
-def _context() -> Any:
-    """Starts processes from a server: a fork of this one would copy locks that other threads hold."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    preload(context, PRELOADED)
-    return context
-
-
-#: What this worker process does: pickled, and then opened.
-_payload = b""
-_work: tuple[Callable[[Any, Any], Any], Any] | None = None
-
-
-def _begin(parent: Any, payload: bytes) -> None:
-    global _payload
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    start(threading.Thread(target=_end_with, args=(parent,), daemon=True))
-    use_threads(1)
-    _payload = payload
-
-
-def _end_with(parent: Any) -> None:
-    connection.wait([parent])
-    os._exit(1)
-
-
-def _do(task: Any) -> Any:
-    global _work
-    try:
-        if _work is None:
-            fn, open_state = pickle.loads(_payload)
-            _work = fn, open_state()
-        return _work[0](task, _work[1])
-    except Exception as error:
-        found = portable(error, task)
-        if found is error:
-            raise
-        raise found from None

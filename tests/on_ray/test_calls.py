@@ -1,0 +1,188 @@
+"""Functions that ``map`` and ``Loader`` call on a Ray cluster: the same batches as here, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.errors import ConfigError, WorkerError
+
+ROWS = 400
+
+
+def files(folder: Path) -> str:
+    for number in range(4):
+        first = number * ROWS // 4
+        rows = pa.table({"x": range(first, first + ROWS // 4)})
+        pq.write_table(rows, folder / f"{number}.parquet", row_group_size=30)
+    return f"{folder}/*.parquet"
+
+
+def doubled(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    noise = float(rng.random())
+    return {"x": row["x"], "double": np.full(9, 2 * row["x"]), "noise": noise}
+
+
+def pipeline(folder: Path, fn: Any = doubled, **options: Any) -> tp.Pipeline:
+    rows = tp.list_files(files(folder)).read_parquet().sharding_filter(8).shuffle(50, seed=3)
+    return rows.map(fn, version="1", rng=fn is doubled, **options).batch(16).collate()
+
+
+def listed(batches: Any) -> list[dict[str, list[Any]]]:
+    return [{name: values.tolist() for name, values in batch.items()} for batch in batches]
+
+
+@pytest.mark.parametrize("of", ["loader", "map"])
+def test_batches_and_states_are_those_of_this_process(cluster, tmp_path, of):
+    whole = listed(pipeline(tmp_path))
+    executor = tp.Ray(num_workers=3)
+    if of == "loader":
+        loader = tp.Loader(pipeline(tmp_path), executor=executor)
+    else:
+        loader = tp.Loader(pipeline(tmp_path, executor=executor))
+    batches = iter(loader)
+    first = listed(next(batches) for _ in range(7))
+    state = loader.state_dict()
+    assert first == whole[:7]
+    resumed = tp.Loader(pipeline(tmp_path))
+    resumed.load_state_dict(state)
+    assert listed(resumed) == whole[7:]
+    back = tp.Loader(pipeline(tmp_path), executor=executor)
+    back.load_state_dict(state)
+    rest = list(back)
+    assert listed(rest) == whole[7:]
+    rest[0]["double"] += 1  # a batch belongs to whoever gets it
+
+
+def test_functions_of_the_program_and_lambdas_reach_the_cluster(cluster, tmp_path):
+    where = os.getpid()
+    pipe = pipeline(tmp_path, lambda row: {"x": row["x"], "here": os.getpid() == where})
+    batches = list(tp.Loader(pipe, executor="ray"))
+    assert sum(len(batch["x"]) for batch in batches) == ROWS
+    assert not any(batch["here"].any() for batch in batches)
+
+
+def died_once(folder: Path, name: str) -> bool:
+    """Whether this is the first call for a name, of any process."""
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def test_a_process_that_dies_costs_nothing(cluster, tmp_path, caplog):
+    def dies_at_times(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] % 40 == 7 and died_once(tmp_path, f"{row['x']}.died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+    pipe = pipeline(tmp_path, dies_at_times)
+    batches = listed(tp.Loader(pipe, executor=tp.Ray(num_workers=3)))
+    assert batches == listed(pipeline(tmp_path, dict))
+    assert len(list(tmp_path.glob("*.died"))) == ROWS // 40
+    assert "its rows are done again by another one" in caplog.text
+
+
+def kills(row: dict[str, Any]) -> dict[str, Any]:
+    if row["x"] == 123:
+        os._exit(3)
+    return row
+
+
+def test_a_row_that_kills_its_process_is_named(cluster, tmp_path):
+    with pytest.raises(WorkerError, match=r"1\.parquet, row group 0, row 23"):
+        list(tp.Loader(pipeline(tmp_path, kills), executor=tp.Ray(num_workers=2)))
+
+
+def test_a_row_that_kills_its_process_is_left_out(cluster, tmp_path):
+    pipe = pipeline(tmp_path, kills, on_error="skip")
+    batches = list(tp.Loader(pipe, executor=tp.Ray(num_workers=2)))
+    assert sorted(x for batch in batches for x in batch["x"].tolist()) == [
+        n for n in range(ROWS) if n != 123
+    ]
+
+
+def hangs(row: dict[str, Any]) -> dict[str, Any]:
+    while row["x"] == 123:
+        time.sleep(1)
+    return row
+
+
+def test_a_function_that_hangs_is_ended_by_the_time_limit(cluster, tmp_path):
+    with pytest.raises(WorkerError, match=r"timeout.*1\.parquet, row group 0, row 23"):
+        list(tp.Loader(pipeline(tmp_path, hangs), executor=tp.Ray(num_workers=2), timeout=1))
+
+
+def fails(row: dict[str, Any]) -> dict[str, Any]:
+    if row["x"] == 123:
+        raise ZeroDivisionError("no such number")
+    return row
+
+
+def test_an_error_of_the_function_comes_with_its_row(cluster, tmp_path):
+    with pytest.raises(ZeroDivisionError, match="no such number") as caught:
+        list(tp.Loader(pipeline(tmp_path, fails), executor="ray"))
+    assert "1.parquet, row group 0, row 23" in " ".join(caught.value.__notes__)
+
+
+def test_what_does_not_pickle_is_said(cluster, tmp_path):
+    with open(tmp_path / "log", "w") as log:
+        pipe = pipeline(tmp_path, lambda row: log.write("") or row)
+        with pytest.raises(ConfigError, match="must pickle to reach the nodes"):
+            list(tp.Loader(pipe, executor="ray"))
+
+
+def test_few_bytes_may_be_on_their_way(cluster, tmp_path):
+    ray_executor = tp.Ray(num_workers=4, max_in_flight=1)
+    batches = listed(tp.Loader(pipeline(tmp_path), executor=ray_executor))
+    assert batches == listed(pipeline(tmp_path))
+
+
+def changing(case: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(__file__).with_name("changing_nodes.py")
+    files(folder)
+    return subprocess.run(
+        [sys.executable, str(program), case, str(folder)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_nodes_may_die_and_join(tmp_path):
+    ended = changing("nodes", tmp_path)
+    batches, nodes = ended.stdout.splitlines()[-2:]
+    assert json.loads(batches) == [batch["x"] for batch in listed(pipeline(tmp_path, dict))]
+    assert nodes == "3 nodes"
+
+
+@pytest.mark.slow
+def test_where_the_head_is_lost_ray_ends_the_program(tmp_path):
+    ended = changing("head", tmp_path)
+    assert ended.returncode
+    assert "GCS may have been killed" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executor": "rays"}, r"executor\) must be tp.Threads"),
+        ({"executor": 4}, r"executor\) must be tp.Threads"),
+        ({"executor": "ray", "num_workers": 4}, r"None where num_workers is given"),
+        ({"executor": "threads:2", "threads": 2}, r"None where threads is given"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        tp.Loader(pipeline(tmp_path), **options)
