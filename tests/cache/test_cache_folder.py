@@ -201,3 +201,14 @@ def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> No
     finally:
         done.set()
         thread.join()
+
+
+def test_one_that_finds_a_file_locked_leaves_nothing_open(tmp_path: Path) -> None:
+    path, here = tmp_path / "kept" / "lock", "/proc/self/fd"
+    if not os.path.isdir(here):
+        pytest.skip("the system does not list open files")
+    with locked(path):
+        before = os.listdir(here)
+        with locked(path, patience=0) as mine:
+            assert not mine
+        assert len(os.listdir(here)) == len(before)

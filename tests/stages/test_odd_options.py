@@ -66,6 +66,16 @@ def test_a_column_is_named_once(times: int) -> None:
         tp.from_arrow(pa.table([[1]] * times, names=names))
 
 
+def test_an_option_that_holds_itself_is_refused() -> None:
+    values: dict[str, Any] = {"x": []}
+    values["x"].append(values["x"])
+    itself: dict[str, Any] = {}
+    itself["x"] = itself
+    for value, said in ((values, r"got \[\["), (itself, r"got \{'x': ")):
+        with pytest.raises(tp.ConfigError, match=f"up to 100 deep, {said}.*it may hold itself"):
+            rows().encode_categories(value)
+
+
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.bool_()])
 def test_what_is_no_integer_is_no_token_id(kind: Any) -> None:
     table = pa.table({"ids": pa.array([[1, 0]], pa.list_(pa.int8())).cast(pa.list_(kind))})

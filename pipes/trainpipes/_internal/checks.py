@@ -271,7 +271,7 @@ def copied(value: Any, depth: int = 0) -> Any:
         rule = f"of lists and dicts within one another up to {DEEPEST} deep"
         raise wrong("an option", rule, value, "it may hold itself")
     if type(value) is dict:
-        return {copied(k, depth + 1): copied(inner, depth + 1) for k, inner in value.items()}
+        return {copied(k): copied(inner, depth + 1) for k, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(copied(inner, depth + 1) for inner in value)
     if isinstance(value, np.number | np.bool_ | np.str_):
