@@ -123,6 +123,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "*.parquet")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CHAINS)
 def test_batches_are_those_of_columns_one_by_one(
     files: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,11 @@ BEGINS: dict[str, str] = {
     STAGES + "- []\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- 3\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- !function int32\n": ":3: stages[1]: a stage must be a name",
+    **{
+        STAGES + f"- filter: !function {name}\n": ":3: stages[1].predicate: a function must be named "
+        f"package.module:function, got '{name}'"
+        for name in ("os", "3", "a:b:c")
+    },
     STAGES + "- batch: {1: 2}\n": ":3: stages[1]: ",
     STAGES + "- pin: 3\n": ":3: stages[1]: pin has no options, got 3",
     STAGES + "- batch: '8'\n": ":3: stages[1].batch_size: batch(batch_size) must be an integer of 1 ",

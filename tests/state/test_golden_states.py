@@ -120,7 +120,7 @@ def test_a_state_goes_on_as_it_did(name: str, kept: dict[str, Any], tmp_path: Pa
                 loader.load_state_dict(bare)
 
 
-@pytest.mark.sample(27)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", MAKES)
 def test_states_go_on_on_other_numbers_of_ranks(
     name: str, kept: dict[str, Any], tmp_path: Path

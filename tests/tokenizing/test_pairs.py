@@ -57,6 +57,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class TestPairs:
+    @pytest.mark.sample(4)
     @given(
         st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=5),
         st.sampled_from([None, 4, 5, 7, 12]),
