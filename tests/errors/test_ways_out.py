@@ -28,6 +28,13 @@ def test_a_value_of_several_lines_is_shown_in_one() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_of_what_is_nested_some_levels_are_shown() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(30):
+        deep = {"a": deep}
+    assert shown(deep, 1000) == "{'a': " * 8 + "{...}" + "}" * 8
+
+
 #: What is wrong, the error, and its way out.
 CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a source in the middle": (

@@ -120,43 +120,53 @@ def forks(folder: Path, until: float) -> None:
     """Each fault in a fork of this process, until the time is over."""
     for name in ("torch.distributed", "torchdata.stateful_dataloader", "trainpipes.testing"):
         import_module(name)
-    switch: Any = import_module("trainpipes._faults")
     os.chdir(ROOT)
     chosen = plan(folder)
     for number in json.loads((folder / "within.json").read_text()):
         done = folder / f"results/{number}.txt"
         if not chosen[number] or done.exists() or time.monotonic() > until:
             continue
+        noticed = in_fork(number, chosen[number], folder)
+        if noticed.startswith("tests/") and in_fork(-1, [noticed], folder):
+            noticed = ""  # it fails without a fault, too
         done.parent.mkdir(exist_ok=True)
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            switch.ACTIVE, first = number, First()
-            os.environ["FAULT"] = str(number)  # for processes that it starts
-            code = 0
-            for start in range(0, len(chosen[number]), AT_ONCE):  # a file takes time to import, too
-                tests = chosen[number][start : start + AT_ONCE]
-                code = code or int(pytest.main([*PYTEST, "-x", "--tb=short", *tests], [first]))
-            done.write_text(first.failed or (f"ends with {code}" if code else ""))
-            sys.stdout.flush()
-            os._exit(0)
-        ends, gone = time.monotonic() + 4 * SECONDS, (0, 0)
-        while not gone[0] and time.monotonic() < ends:
-            time.sleep(0.05)
-            gone = os.waitpid(child, os.WNOHANG)
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # and what it has left
-        if not gone[0]:
-            os.waitpid(child, 0)
-        if not done.exists():  # it died of it, or hangs: a test's own limit ends that, too
-            done.write_text("the process of the tests ended" if gone[0] else "")
+        done.write_text(noticed)
         faults = load(LIST)
-        faults[number] = judged(faults[number], done.read_text())
+        faults[number] = judged(faults[number], noticed)
         save(LIST, faults)
-        print(number, faults[number].noticed or "UNNOTICED", flush=True)
+        print(number, noticed or "UNNOTICED", flush=True)
+
+
+def in_fork(number: int, tests: list[str], folder: Path) -> str:
+    """The first of the tests that fails in a fork of this process, with a fault on, or how that ends."""
+    said = folder / "said.txt"
+    said.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        switch: Any = import_module("trainpipes._faults")
+        switch.ACTIVE, first, code = number, First(), 0
+        os.environ["FAULT"] = str(number)  # for processes that it starts
+        for start in range(0, len(tests), AT_ONCE):  # a file takes time to import, too
+            some = tests[start : start + AT_ONCE]
+            code = code or int(pytest.main([*PYTEST, "-x", "--tb=short", *some], [first]))
+        said.write_text(first.failed or (f"ends with {code}" if code else ""))
+        sys.stdout.flush()
+        os._exit(0)
+    ends, gone = time.monotonic() + 4 * SECONDS, (0, 0)
+    while not gone[0] and time.monotonic() < ends:
+        time.sleep(0.05)
+        gone = os.waitpid(child, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # and what it has left
+    if not gone[0]:
+        os.waitpid(child, 0)
+    if said.exists():
+        return said.read_text()
+    return "the process of the tests ended" if gone[0] else ""  # a test's own limit ends what hangs
 
 
 def table() -> None:

@@ -39,7 +39,7 @@ SELDOM = [name for name in FINITE if " / " in name][::2]
 )
 def test_a_stage_resumes_exactly(name, folder):
     epochs = 1 if " / " in name else 2
-    report = check_resume(FINITE[name](folder), processes=0, points=4, epochs=epochs)
+    report = check_resume(FINITE[name](folder), processes=0, points=3, epochs=epochs)
     assert report.items[0] >= 3
 
 
