@@ -212,3 +212,15 @@ def test_one_that_finds_a_file_locked_leaves_nothing_open(tmp_path: Path) -> Non
         with locked(path, patience=0) as mine:
             assert not mine
         assert len(os.listdir(here)) == len(before)
+
+
+@pytest.mark.filterwarnings("ignore:cache")
+def test_what_fails_is_left_for_a_while_and_what_is_too_large_for_good(tmp_path: Path) -> None:
+    store = kept_file.Store(tmp_path, "rows", 100, "max_bytes", "cache()", "name another folder")
+    path, large = store.path("a" * 64), store.path("b" * 64)
+    assert not store.is_off(path)
+    store.failed(OSError(28, "no space left"))
+    assert [store.is_off(path) for _ in range(3)] == [True, False, False]
+    store.make(large, lambda file: file.write(b"x" * 1000))
+    assert store.is_off(large)
+    assert not store.is_off(path)
