@@ -24,16 +24,9 @@ from trainpipes.columns.arrays import (
 )
 from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
-from trainpipes.columns.row_types import (
-    NoColumn,
-    array_of,
-    as_array,
-    fixed_shape,
-    lists_of,
-    python_values,
-)
+from trainpipes.columns.python_values import array_of, column_of, lists_of, python_values
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.columns.value_column import column_of
+from trainpipes.columns.types import NoColumn, as_array, fixed_shape
 from trainpipes.errors import SchemaError, TrainpipesError, shown
 
 

@@ -21,6 +21,7 @@ from trainpipes.columns.arrays import (
     to_numpy,
 )
 from trainpipes.columns.matrices import matrix_kinds
+from trainpipes.columns.types import difference
 from trainpipes.errors import SchemaError
 
 #: Bytes from which it matters.
@@ -30,15 +31,11 @@ MARGIN, GROWTH = 1.1, 1.5
 
 
 def unlike(first: pa.Schema, second: pa.Schema) -> SchemaError:
-    names = [*first.names, *(name for name in second.names if name not in first.names)]
-    kinds = [
-        [s.field(n).type if n in s.names else "missing" for n in names] for s in (first, second)
-    ]
-    differ = [column for column in zip(names, *kinds, strict=True) if column[1] != column[2]]
-    name, a, b = differ[0] if differ else ("", first, second)
+    name, *types = difference(first, second) or ("", first, second)
+    before, later = ("missing" if kind is None else kind for kind in types)
     return SchemaError(
-        f"rows have column {name!r} as {a}, and later ones as {b}: have the function that makes them, in "
-        "map_batches() or a stage of your own, return columns of the same types each time"
+        f"rows have column {name!r} as {before}, and later ones as {later}: have the function that makes "
+        "them, in map_batches() or a stage of your own, return columns of the same types each time"
     )
 
 

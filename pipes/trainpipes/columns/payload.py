@@ -16,7 +16,7 @@ import pyarrow as pa
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, once_for_each, parts_of, to_arrow
 from trainpipes.columns.joined import Joining
-from trainpipes.columns.row_types import python_rows
+from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
 
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"

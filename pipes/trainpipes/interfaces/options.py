@@ -25,7 +25,7 @@ from trainpipes import errors
 from trainpipes._internal.checks import require
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.content import table_digest, tensor_digest
-from trainpipes.columns.row_types import written
+from trainpipes.columns.types import written
 from trainpipes.errors import shown
 
 #: How the names of YAML's own tags begin.

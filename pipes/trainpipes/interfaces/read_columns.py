@@ -25,9 +25,10 @@ from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.expressions import rows_that_match
-from trainpipes.columns.row_types import array_of, as_array, fixed_shape
+from trainpipes.columns.python_values import array_of
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.types import as_array, fixed_shape
 from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage

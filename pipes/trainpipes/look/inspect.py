@@ -20,7 +20,7 @@ from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
 from trainpipes.look.inspect_clips import Clips, clips_of
 from trainpipes.look.inspect_reading import NAMES, ROW_GROUPS, TEXTS, Found, find_files, read_sample
-from trainpipes.sources.files.formats import one_schema, unified
+from trainpipes.sources.files.formats import one_schema
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
 
@@ -333,7 +333,7 @@ def _findings(sample: Found, rows: int) -> Iterator[Finding]:
     try:
         if several:
             format = getattr(with_rows[several[0][0]], "format", None)
-            one_schema(several, None, f"{sample.reader}()", getattr(format, "wider", unified))
+            one_schema(several, None, f"{sample.reader}()", getattr(format, "type_rule", "files"))
     except SchemaError as error:
         cure = f".{sample.reader}(columns=[...]) with columns that all files have, or convert files"
         yield Finding("mixed_schemas", str(error), cure)

@@ -16,7 +16,7 @@ from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import short_digest
-from trainpipes.columns.row_types import as_array
+from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order.permutation import Permutation, uniform
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,10 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.joined import unlike
 from trainpipes.columns.payload import Payload
-from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
+from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.columns.value_column import UnfitRow, table_of_rows
+from trainpipes.columns.types import Rule, UnfitRow, UnlikeFields, difference, unite_schemas
 from trainpipes.engine.planning.column_types import ColumnTypes, UnfitRows, gives_objects
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
@@ -154,7 +154,8 @@ class Alike(RunStage, holds_data=True):
         try:
             return block.with_columns(partial(_in_columns, schema))
         except pa.ArrowException as error:
-            becomes, has = difference(schema, given_schema) or ("", "")
+            column, *types = difference(schema, given_schema) or ("", None, None)
+            becomes, has = (_typed(column, kind) for kind in types)
             raise self._refusal(
                 f"{_named(self.part)} has {has}, which becomes {becomes}, as the other sources ask for, and "
                 f"a value does not fit: {error}; convert them by map_batches()",
@@ -181,30 +182,26 @@ class Alike(RunStage, holds_data=True):
 
 
 def united(
-    schemas: Mapping[Any, pa.Schema], caller: str, stage: str, shaped: bool = True
+    schemas: Mapping[Any, pa.Schema], caller: str, stage: str, rule: Rule = "shapes"
 ) -> pa.Schema:
-    """The columns that hold the values of all; only ``shaped`` refuses arrays of several shapes."""
-    (first, schema), *others = schemas.items()
-    fields = {field.name: (field, first) for field in schema}
-    for name, schema_beside in others:
-        odd = difference(schema, schema_beside, names_only=True)
-        if odd is not None:
-            raise _unlike(name, odd[1], first, odd[0], caller, stage)
-        for field in schema_beside:
-            known, whose = fields[field.name]
-            try:
-                fields[field.name] = _wider(known, field, shaped), whose
-            except NoColumn:
-                has, other = (_typed(f.name, f.type) for f in (field, known))
-                raise _unlike(name, has, whose, other, caller, stage) from None
-    return pa.schema([field for field, _ in fields.values()])
+    """The columns that hold the values of all."""
+    first, schema = next(iter(schemas.items()))
 
+    def named_alike() -> Iterator[tuple[Any, pa.Schema]]:
+        for name, other in schemas.items():
+            odd = difference(schema, other, names_only=True)
+            if odd is not None:
+                column, *types = odd
+                has_first, has = (_typed(column, kind) for kind in types)
+                raise _unlike(name, has, first, has_first, caller, stage)
+            yield name, other
 
-def _wider(first: pa.Field, second: pa.Field, shaped: bool) -> pa.Field:
-    shapes = {fixed_shape(field.type) for field in (first, second)} - {None}
-    if shaped and len(shapes) > 1:
-        raise NoColumn
-    return pa.field(first.name, unite(first.type, second.type), first.nullable or second.nullable)
+    try:
+        return unite_schemas(named_alike(), rule)
+    except UnlikeFields as error:
+        (first_name, known), (name, field) = error.first, error.second
+        has_first, has = (_typed(f.name, f.type) for f in (known, field))
+        raise _unlike(name, has, first_name, has_first, caller, stage) from None
 
 
 def columns_of(data: Payload) -> Any:
@@ -214,21 +211,6 @@ def columns_of(data: Payload) -> Any:
     if isinstance(data, TensorRows):
         return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.slice(0, 0).tensors)
     return OBJECTS
-
-
-def difference(wanted: pa.Schema, found: Any, names_only: bool = False) -> tuple[str, str] | None:
-    """How two schemas differ, beyond the order (and, with ``names_only``, types); else None."""
-    for name in [*wanted.names, *found.names]:
-        wanted_type, found_type = (
-            s.field(name).type if name in s.names else None for s in (wanted, found)
-        )
-        if (
-            wanted_type is None
-            or found_type is None
-            or not (names_only or wanted_type.equals(found_type))
-        ):
-            return _typed(name, wanted_type), _typed(name, found_type)
-    return None
 
 
 def _typed(name: str, kind: pa.DataType | None) -> str:

@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 from trainpipes._internal import checks, locks, messages
 from trainpipes._internal.checks import ColumnNames, Count
 from trainpipes._internal.types import IntArray
-from trainpipes.columns import arrays, row_types
+from trainpipes.columns import arrays
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import join_payloads
+from trainpipes.columns.python_values import array_of, lists_of
+from trainpipes.columns.types import CELL, fixed_shape
 from trainpipes.engine.planning.column_types import gives_objects
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces import stage_kinds as kinds
@@ -426,24 +428,21 @@ class _WindowReader:
 def _grouped(values: pa.Array, length: int) -> pa.Array:
     """Values in lists of ``length``: of numbers, arrays ``[length, ...]`` where rows become Python."""
     kind, count = values.type, len(values) // length
-    shape = () if arrays.is_number(kind) else row_types.fixed_shape(kind)
+    shape = () if arrays.is_number(kind) else fixed_shape(kind)
     if shape is None:
         offsets = arrays.to_arrow(np.arange(count + 1, dtype=np.int32) * np.int32(length))
         return pa.ListArray.from_arrays(offsets, values)
-    numbers = (
-        row_types.array_of(values)
-        if shape
-        else None
-        if values.null_count
-        else arrays.to_numpy(values)
-    )
+    as_numbers = array_of if shape else _without_nulls
+    numbers = as_numbers(values)
     if numbers is not None:
-        return row_types.lists_of(numbers.reshape(count, length, *shape))
+        return lists_of(numbers.reshape(count, length, *shape))
     if isinstance(kind, pa.FixedShapeTensorType):
         kind, values = kind.storage_type, values.storage
-    return pa.FixedSizeListArray.from_arrays(
-        values, type=pa.list_(pa.field(row_types.CELL, kind), length)
-    )
+    return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(pa.field(CELL, kind), length))
+
+
+def _without_nulls(values: pa.Array) -> arrays.Array | None:
+    return None if values.null_count else arrays.to_numpy(values)
 
 
 def _series(stage: Windows, rows: JoinedRows) -> IntArray:

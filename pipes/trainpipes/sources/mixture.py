@@ -200,7 +200,7 @@ class Mixture(WindowedMixture):
         return _Named(self, name)
 
     def united(self, schemas: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
-        fields = united(schemas, caller, caller, shaped=False)
+        fields = united(schemas, caller, caller, "values")
         return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, row: int) -> tuple[Path, int]:

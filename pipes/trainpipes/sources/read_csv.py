@@ -16,6 +16,7 @@ import pyarrow.csv as pcsv
 from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.types import Rule
 from trainpipes.errors import without_query
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
@@ -108,6 +109,7 @@ class Csv(TextFormat):
     )
     reader: ClassVar[str] = "read_csv"
     names_columns: ClassVar[bool] = True
+    type_rule: ClassVar[Rule] = "texts"
     empty: ClassVar[pa.DataType] = pa.string()
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
@@ -205,18 +207,6 @@ class Csv(TextFormat):
                 quoted_strings_can_be_null=False,
             ),
         )
-
-    def wider(self, field: pa.Field, other: pa.Field) -> pa.Field:
-        """The type that Arrow finds where both are in one block; otherwise text."""
-        types, kinds = pa.types, [field.type, other.type]
-        numbers = all(types.is_integer(kind) or types.is_floating(kind) for kind in kinds)
-        times = all(types.is_timestamp(kind) for kind in kinds) and field.type.tz == other.type.tz
-        if numbers or times or pa.null() in kinds or field.type.equals(other.type):
-            return super().wider(field, other)
-        days = sorted(kinds, key=types.is_timestamp)
-        if days[0] == pa.date32() and types.is_timestamp(days[1]) and days[1].tz is None:
-            return field.with_type(days[1])
-        return field.with_type(pa.string())
 
 
 def _texts(names: Any) -> pa.Schema:

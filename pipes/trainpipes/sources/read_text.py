@@ -234,14 +234,8 @@ class _Types:
             raise
 
     def _merged(self, paths: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
-        fields: dict[str, tuple[pa.Field, str]] = {}
-        for path, schema in zip(paths, schemas, strict=True):
-            for field in schema:
-                known, where = fields.get(field.name, (field, path))
-                unify, way = self.form.wider, "or give the other columns by schema="
-                united = formats.wider(known, field, where, path, self.caller, unify, way)
-                fields[field.name] = united, where
-        return pa.schema([field for field, _ in fields.values()])
+        by_path, way = zip(paths, schemas, strict=True), "or give the other columns by schema="
+        return formats.united(by_path, self.caller, self.form.type_rule, way)
 
 
 Unit = Literal["line", "paragraph", "document"]

@@ -18,6 +18,7 @@ import pyarrow as pa
 from trainpipes import errors
 from trainpipes._internal.progress import Progress
 from trainpipes.columns import arrays
+from trainpipes.columns.types import NoColumn, unite
 from trainpipes.sources import compressed, text_pieces
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.decoded_files import END, bad_rows
@@ -174,12 +175,12 @@ class _Drift:
         return f"{types}, and no type holds both: give {ways}"
 
 
-def _fits(form: text_pieces.TextRows, *kinds: pa.DataType) -> bool:
-    """Whether a type holds values of both; to CSV each is a text."""
+def _fits(form: text_pieces.TextRows, first: pa.DataType, second: pa.DataType) -> bool:
+    """Whether a type holds values of both."""
     try:
-        pa.unify_schemas([pa.schema([("", k)]) for k in kinds], promote_options="permissive")
-    except pa.ArrowException:
-        return form.names_columns
+        unite(first, second, form.type_rule)
+    except NoColumn:
+        return False
     return True
 
 

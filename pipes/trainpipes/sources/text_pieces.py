@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.types import IntArray
+from trainpipes.columns.types import Rule
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.sources.compressed import Entry, ReadAgain, Stream
 from trainpipes.sources.files import formats
@@ -55,6 +56,8 @@ class TextRows(formats.Format):
     rule: ClassVar[str] = "rows are text"
     between: ClassVar[bytes] = b"\r\n"
     names_columns: ClassVar[bool] = False
+    #: How types of files, and of parts of a file, are united.
+    type_rule: ClassVar[Rule] = "files"
     #: The type of a column without a single value.
     empty: ClassVar[pa.DataType] = pa.null()
 
@@ -91,9 +94,6 @@ class TextRows(formats.Format):
     def as_written(self, field: pa.Field) -> pa.Field:
         """A field that was found, in the type that the file means."""
         return field
-
-    def wider(self, field: pa.Field, other: pa.Field) -> pa.Field:
-        return formats.unified(field, other)
 
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.

@@ -8,7 +8,7 @@ import numpy as np
 from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
-from trainpipes.columns.row_types import python_values
+from trainpipes.columns.python_values import python_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.quarantine import OnError

@@ -22,9 +22,10 @@ from trainpipes.columns.block import Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.matrices import matrices
-from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
+from trainpipes.columns.python_values import array_of, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
+from trainpipes.columns.types import fixed_shape
 from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.stage import Stage

@@ -19,10 +19,11 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
+from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
-from trainpipes.columns.row_types import as_array, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
+from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.options import declared_checks

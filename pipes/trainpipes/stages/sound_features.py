@@ -14,8 +14,8 @@ import torch
 
 from trainpipes._internal.checks import ColumnName, Count, Natural, Seed, Share, require
 from trainpipes.columns.block import Block
-from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
+from trainpipes.columns.types import as_array
 from trainpipes.errors import shown
 from trainpipes.interfaces.read_columns import at_row, cell, cells, numbers_of, refused
 from trainpipes.interfaces.stage_kinds import RunStage

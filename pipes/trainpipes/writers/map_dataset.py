@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from trainpipes.cache import kept_file
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.row_types import python_rows
+from trainpipes.columns.python_values import python_rows
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.writers.epoch_rows import EpochRows

@@ -17,8 +17,8 @@ from trainpipes._internal.checks import require, wrong
 from trainpipes.columns.arrays import apart, first_null, is_list, one_chunk
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.columns import from_columns
-from trainpipes.columns.row_types import as_array
-from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
+from trainpipes.columns.python_values import table_of_rows
+from trainpipes.columns.types import SchemaFinder, UnfitRow, as_array
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.engine.record import Record

@@ -17,10 +17,10 @@ import pyarrow as pa
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
-from trainpipes.columns.row_types import is_open, written
+from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
+from trainpipes.columns.types import SchemaFinder, UnfitRow, is_open, written
 from trainpipes.engine.calling.open_stages import open_stages
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.engine.planning.mixture import RowMixture

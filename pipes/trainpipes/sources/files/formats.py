@@ -15,6 +15,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.types import IntArray
+from trainpipes.columns.types import Rule, UnlikeFields, unite_schemas
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
@@ -216,57 +217,45 @@ def same_names(
             raise _wrong(f"{said}choose columns that all files have by columns=[...]", path, caller)
 
 
-def unified(field: pa.Field, other: pa.Field) -> pa.Field:
-    pair = [pa.schema([_without_views(f)]) for f in (field, other)]
-    if field.type.equals(other.type):
-        pair = [pa.schema([f]) for f in (field, other)]
-    return pa.unify_schemas(pair, promote_options="permissive").field(0)
-
-
-def wider(
-    field: pa.Field,
-    other: pa.Field,
-    first_path: str,
-    path: str,
-    caller: str,
-    unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
-    way: str = "leave the column out by columns=[...], or read the files in pipelines of their own",
-) -> pa.Field:
-    """A field that holds the values of both; SchemaError, with both files, if none does."""
-    try:
-        return field if field.equals(other) else unify(field, other)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        said = (
-            f"column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, and no "
-            f"type can hold both: convert one, {way}"
-        )
-        raise _wrong(said, path, caller) from error
-
-
 def one_schema(
     files: Sequence[tuple[str, pa.Schema]],
     columns: Sequence[str] | None,
     caller: str,
-    unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
+    rule: Rule = "files",
 ) -> pa.Schema:
+    """The columns of all files, each with its path; SchemaError if they have others, or unlike types."""
     first_path, first = files[0]
-    fields = chosen(first, columns, caller, first_path)
-    for path, schema in files[1:]:
+
+    def choose(path: str, schema: pa.Schema) -> tuple[str, pa.Schema]:
         if columns is None:
             same_names(first_path, first.names, path, schema.names, caller)
         try:
-            other = chosen(schema, columns, caller, path)
+            return path, pa.schema(chosen(schema, columns, caller, path).values())
         except SchemaError as error:
+            if path == first_path:
+                raise
             said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
             raise SchemaError(said, path=path, stage=caller) from None
-        for name, field in fields.items():
-            fields[name] = wider(field, other[name], first_path, path, caller, unify)
-    return pa.schema(list(fields.values()))
+
+    return united((choose(*file) for file in files), caller, rule)
 
 
-def _without_views(field: pa.Field) -> pa.Field:
-    kinds = {"string_view": pa.string(), "binary_view": pa.binary()}
-    return field.with_type(kinds.get(str(field.type), field.type))
+def united(
+    schemas: Iterable[tuple[str, pa.Schema]],
+    caller: str,
+    rule: Rule,
+    way: str = "leave the column out by columns=[...], or read the files in pipelines of their own",
+) -> pa.Schema:
+    """The columns that hold the values of all files; SchemaError, with two files, if none do."""
+    try:
+        return unite_schemas(schemas, rule)
+    except UnlikeFields as error:
+        (first_path, first), (path, second) = error.first, error.second
+        said = (
+            f"column {first.name!r} is {first.type} in {first_path} and {second.type} in {path}, and no "
+            f"type can hold both: convert one, {way}"
+        )
+        raise _wrong(said, path, caller) from error
 
 
 #: Names of columns; None for all.

@@ -1,18 +1,31 @@
-"""Python values as an Arrow array of a given type, and rows of objects as columns."""
+"""Python values as Arrow columns of known types, and the values of columns as Python has them."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow
-from trainpipes.columns.row_types import CELL, NoColumn, as_array, is_open, type_of, unite
-from trainpipes.errors import shown
+from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow, to_numpy
+from trainpipes.columns.types import (
+    CELL,
+    NoColumn,
+    UnfitRow,
+    as_array,
+    columns_in,
+    fixed_shape,
+    type_of,
+    unite,
+)
+from trainpipes.errors import DataError, shown
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
@@ -170,84 +183,6 @@ def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)
 
 
-class UnfitRow(Exception):
-    """A row that does not fit: its number, and the column with the type found."""
-
-    def __init__(
-        self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
-    ) -> None:
-        super().__init__(problem)
-        self.number, self.column, self.found = number, column, found
-
-
-class SchemaFinder:
-    """Finds the schema that some rows share.
-
-    Args:
-        ragged: None, or the columns whose arrays ``[n]`` may differ in length later; all others whose
-            arrays all have one length so far are lists of that length.
-
-    >>> finder = SchemaFinder()
-    >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])
-    >>> finder.open
-    ['b']
-    >>> finder.add([{"b": ["x"]}])
-    >>> finder.schema.types
-    [DataType(double), ListType(list<item: string>)]
-    """
-
-    def __init__(self, ragged: Collection[str] | None = None) -> None:
-        self._types: dict[str, pa.DataType] = {}
-        self._ragged = ragged
-        self._lengths: dict[str, set[int]] = {}  # of arrays [n]; 0 for other values
-        self.rows = 0
-
-    def add(self, rows: Sequence[Any]) -> None:
-        for number, row in enumerate(rows):
-            for name, value in columns_in(row, number).items():
-                known = self._types.get(name, pa.null())
-                try:
-                    self._types[name] = unite(known, type_of(value))
-                except NoColumn as error:
-                    problem = f"has in {name!r} {error}: {shown(value, 60)}"
-                    raise UnfitRow(number, problem, name) from None
-                if self._ragged is not None:
-                    array = as_array(value)
-                    length = len(array) if isinstance(array, np.ndarray) and array.ndim == 1 else 0
-                    self._lengths.setdefault(name, set()).add(length)
-            self.rows += 1
-
-    @property
-    def open(self) -> list[str]:
-        """Columns whose type is not known yet."""
-        return [name for name, kind in self._types.items() if is_open(kind)]
-
-    @property
-    def schema(self) -> pa.Schema:
-        return pa.schema([(name, self._sized(name, kind)) for name, kind in self._types.items()])
-
-    def _sized(self, name: str, kind: pa.DataType) -> pa.DataType:
-        if self._ragged is None:
-            return kind
-        if name in self._ragged:
-            fixed = pa.types.is_fixed_size_list(kind)
-            return pa.list_(kind.value_field) if fixed else kind
-        lengths = self._lengths[name]
-        if is_list(kind) and len(lengths) == 1 and (length := min(lengths)):
-            return pa.list_(pa.field(CELL, kind.value_type), length)
-        return kind
-
-
-def columns_in(row: Any, number: int) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
-        raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
-    for name in row:
-        if not isinstance(name, str):
-            problem = f"has the key {shown(name, 60)}, and columns have strings for names"
-            raise UnfitRow(number, problem)
-    return row
-
-
 def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
     names = set(schema.names)
     try:
@@ -281,3 +216,110 @@ def _found(known: pa.DataType, value: Any) -> pa.DataType | None:
         return unite(known, type_of(value))
     except NoColumn:
         return None
+
+
+# Columns as Python values
+
+
+def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
+    """Fixed-size lists of numbers as an array ``[rows, ...]``, perhaps read-only; None if any is
+    null.
+    """
+    rows, shape = len(array), fixed_shape(array.type)
+    assert shape is not None
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        if array.null_count or array.storage.flatten().null_count:
+            return None
+        tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
+        return tensors
+    while pa.types.is_fixed_size_list(array.type):
+        if array.null_count:
+            return None
+        array = array.flatten()
+    if array.null_count:
+        return None
+    return to_numpy(array).reshape(rows, *shape)
+
+
+def lists_of(array: npt.NDArray[Any]) -> pa.Array:
+    """An array ``[rows, n, ...]`` as fixed-size lists; plain lists if n is 0, for Parquet."""
+    inner = to_arrow(array.reshape(-1))
+    for axis in range(array.ndim - 1, 0, -1):
+        size = array.shape[axis]
+        if size:
+            kind = pa.list_(pa.field(CELL, inner.type), size)
+            inner = pa.FixedSizeListArray.from_arrays(inner, type=kind)
+        else:
+            starts = np.zeros(math.prod(array.shape[:axis]) + 1, np.int32)
+            inner = pa.ListArray.from_arrays(to_arrow(starts), inner)
+    return inner
+
+
+def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
+    """One dict of Python values a row, with arrays in memory of their own."""
+    arrays = {
+        field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
+        for field in table.schema
+    }
+    if not any(arrays.values()) and not any(_decoder(kind) for kind in table.schema.types):
+        return list(table.to_pylist())
+    columns = [
+        _arrays(table.column(name)) if as_array else python_values(table.column(name))
+        for name, as_array in arrays.items()
+    ]
+    return [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Python values of a column; of Arrow's JSON type, at any depth, what the texts say.
+
+    >>> import pyarrow as pa
+    >>> texts = pa.array(['{"role": "user", "content": ["a", 1]}', None], pa.json_())
+    >>> python_values(texts)
+    [{'role': 'user', 'content': ['a', 1]}, None]
+    """
+    values: list[Any] = column.to_pylist()
+    decode = _decoder(column.type)
+    return values if decode is None else [decode(value) for value in values]
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What decodes the JSON within values of a type; None where there is none."""
+    if isinstance(kind, pa.JsonType):
+        return lambda text: None if text is None else _loaded(text)
+    if pa.types.is_struct(kind):
+        inner = {kind.field(n).name: _decoder(kind.field(n).type) for n in range(kind.num_fields)}
+        fields = {name: decode for name, decode in inner.items() if decode is not None}
+        if not fields:
+            return None
+        return lambda row: row and {**row, **{n: decode(row[n]) for n, decode in fields.items()}}
+    if not pa.types.is_nested(kind) or pa.types.is_map(kind) or pa.types.is_union(kind):
+        return None
+    each = _decoder(kind.value_type)
+    return each and (lambda values: values and [each(value) for value in values])
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        rule = "a value of Arrow's JSON type is JSON"
+        raise DataError(f"{rule}, got {shown(text, 60)} ({error})") from None
+
+
+def _was_array(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.FixedShapeTensorType) or kind.value_field.name == CELL
+
+
+def _arrays(column: pa.ChunkedArray) -> list[Any]:
+    rows: list[Any] = []
+    for chunk in column.chunks:
+        arrays = array_of(chunk)
+        if arrays is not None:
+            rows += [row.copy() for row in arrays]
+            continue
+        for k in range(len(chunk)):
+            single = array_of(chunk.slice(k, 1))
+            rows.append(chunk[k].as_py() if single is None else single[0].copy())
+    return rows
