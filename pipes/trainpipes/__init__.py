@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainpipes import cache as cache
     from trainpipes import nodes as nodes
     from trainpipes import samplers as samplers
-    from trainpipes.columns.pad_sequences import pad_sequences as pad_sequences
+    from trainpipes.columns.rectangles import pad_sequences as pad_sequences
     from trainpipes.config import load as load
     from trainpipes.engine.processes.executors import Processes as Processes
     from trainpipes.engine.processes.executors import Threads as Threads
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from trainpipes.look.profiling.profile import profile as profile
     from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
-    from trainpipes.pipeline.recipe import recipe as recipe
     from trainpipes.pipeline.starts import concat as concat
     from trainpipes.pipeline.starts import from_arrow as from_arrow
     from trainpipes.pipeline.starts import from_dataset as from_dataset
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.starts import read_parquet as read_parquet
     from trainpipes.pipeline.starts import read_text as read_text
     from trainpipes.pipeline.starts import read_webdataset as read_webdataset
+    from trainpipes.pipeline.starts import recipe as recipe
     from trainpipes.pipeline.starts import zip as zip
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.formats import Format as Format
@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     from trainpipes.writers.memmap import read_memmap as read_memmap
     from trainpipes.writers.memmap import write_memmap as write_memmap
 
-#: Where each public name is from: a module is imported when one of its names is first used.
+#: Where each public name is from: a module is imported when any of its names is first used.
 _NAMES = {
-    "columns.pad_sequences": "pad_sequences",
+    "columns.rectangles": "pad_sequences",
     "engine.processes.executors": "Processes Threads",
     "engine.processes.ray_cluster": "Ray",
     "errors": (
@@ -107,7 +107,6 @@ _NAMES = {
     "look.profiling.profile": "profile",
     "look.show": "show",
     "pipeline": "Pipeline",
-    "pipeline.recipe": "recipe",
     "recipe_registry": "recipes",
     "sources.files.formats": "Format Layout",
     "filesystems.retry": "Retry",
@@ -115,7 +114,7 @@ _NAMES = {
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "
         "read_csv read_delta read_files read_iceberg read_images read_json "
-        "read_lance read_numpy read_parquet read_text read_webdataset zip"
+        "read_lance read_numpy read_parquet read_text read_webdataset recipe zip"
     ),
     "stages.decode_audio": "random_crop",
     "stages.fitted_columns": "FittedColumns",
@@ -132,7 +131,7 @@ __all__ = sorted((_FROM.keys() | _MODULES) - {"zip"})  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or name == "errors":  # what is below imports it from here
+    if name in _MODULES or name == "errors":  # lower modules import it from here
         found: Any = import_module(f"trainpipes.{name}")
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)

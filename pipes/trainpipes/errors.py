@@ -45,7 +45,7 @@ __all__ = [
     "WorkerError",
 ]
 
-#: Characters of a message, at most: of a longer one, the start and the end are left.
+#: Characters of a message, at most: of a longer message, the start and the end are left.
 MOST_SHOWN = 20_000
 
 
@@ -139,7 +139,7 @@ class StateError(TrainpipesError, ValueError):
 
 
 class WorkerError(TrainpipesError, RuntimeError):
-    """Worker processes of ``map`` or of a ``Loader`` have died again and again, or what one made cannot be
+    """Worker processes of ``map`` or of a ``Loader`` have died again and again, or a result cannot be
     sent.
     """
 
@@ -150,7 +150,7 @@ class MissingExtraError(TrainpipesError, ImportError):
 
 #: What stands in place of a secret: in a record, and in a text.
 LEFT_OUT, MARK = "(left out)", "…"
-#: How what stands for a secret in a state begins.
+#: How stand-ins for secrets in a state begin.
 STANDS_IN = "secret:"
 #: Rounds of the hash that stands for a secret in a state: some 20 ms, so that short ones are not guessed.
 ROUNDS = 100_000
@@ -169,7 +169,7 @@ _ASSIGNED = re.compile(
 )
 #: Values that are no secrets: Python's names, counts, and dots in an example.
 _PLAIN = re.compile(r"None|True|False|[\d.,_]+|\.\.\.")
-#: A URL in a text. In quotes it ends with them; else with a space, or where the next one of a chain begins.
+#: A URL in a text. In quotes it ends with them; else with a space, or where the next URL of a chain begins.
 _IN_QUOTES = re.compile(
     r"""(?P<q>['"])(?P<chain>(?:[\w+.-]+(?:://[^\s'"?#:@]*)?::)*)(?P<scheme>[\w+.-]+)://"""
     r"""(?P<rest>(?:\\.|(?!(?P=q)(?:[\s,;:.)\]}>]|$))[^\n\\])*)(?P=q)"""
@@ -180,12 +180,12 @@ _IN_TEXT = re.compile(
 )
 #: A query without the URL before it.
 _LOOSE = re.compile(r"""(?<=[^\s?&])\?[\w.%\[\]-]+=[^\s"<>]*""")
-#: Where a query begins in what may as well be a glob or the name of an object.
+#: Where a query begins in a text that may also be a glob or the name of an object.
 _NAMED = re.compile(r"[?#][\w.%\[\]-]+=")
 #: What ends a sentence or a quotation, not a URL.
 ENDS = ".,:;'\")]}»"
 _NAME = re.compile(r"[\w.%\[\]-]{1,64}")
-#: Before the host; what stands after a colon there is no port.
+#: Before the host; the text after a colon there is no port.
 _USER = re.compile(r"[^/?#]*@|[^/:?#]*:(?!\d+(?:[/?#]|$))[^@]*@")
 #: Parameters that sign a URL, or let somebody in: another value stands for the same file.
 _SIGNING = re.compile(
@@ -350,7 +350,7 @@ def _assigned(match: re.Match[str]) -> str:
     return match[0] if _PLAIN.fullmatch(match[3]) else f"{match[1]}'{MARK}'"
 
 
-#: Not printable by itself; joins several emojis to one.
+#: Not printable by itself; joins several emojis into one.
 JOINER = "\u200d"
 #: Characters of a value that a message quotes, at most.
 MOST = 100
@@ -361,7 +361,7 @@ MOST_OF_URL = 20_000
 
 
 def cut(text: str, most: int = MOST) -> str:
-    """A text, or the start and the end of a long one.
+    """A text, or the start and the end of a long text.
 
     >>> cut("abcdefghijklmnop", 9)
     'abcd…mnop'
@@ -373,7 +373,7 @@ def cut(text: str, most: int = MOST) -> str:
 
 
 def shown(value: Any, most: int = MOST) -> str:
-    """``repr(value)`` without secrets, in one line, cut where it is long.
+    """``repr(value)`` without secrets, on a single line, cut where it is long.
 
     >>> shown([1, "b"])
     "[1, 'b']"
@@ -402,7 +402,7 @@ class _Short(reprlib.Repr):
         self.left -= 1
         try:
             return super().repr1(value, level) if self.left >= 0 else "..."
-        except Exception:  # of a class that has the name of another one
+        except Exception:  # of a class that has the name of another class
             return f"<{type(value).__name__}>"
 
     def repr_str(self, value: str, level: int) -> str:
@@ -431,7 +431,7 @@ class _Short(reprlib.Repr):
 
 
 def escaped(text: str, most: int | None = None) -> str:
-    """A text in one line, with control characters as escapes.
+    """A text on a single line, with control characters as escapes.
 
     >>> escaped("red: \\x1b[31m, line\\n")
     'red: \\\\x1b[31m, line\\\\n'

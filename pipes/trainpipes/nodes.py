@@ -125,14 +125,14 @@ def node_of(kind: Any) -> type[StageNode]:
 
     names = {"kind": kind, "__doc__": kind.__doc__, "__module__": __name__}
     source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    given = [source, *inspect.signature(kind).parameters.values()]
+    parameters = [source, *inspect.signature(kind).parameters.values()]
     if issubclass(kind, Source) and not issubclass(kind, ReadingSource):
         names["__init__"] = start
-        del given[0]
-    made: Any = type(kind.__name__, (StageNode,), names)
-    # Options that have no default come after one that has: only to be shown.
-    made.__signature__ = inspect.Signature(given, __validate_parameters__=False)
-    return made  # type: ignore[no-any-return]
+        del parameters[0]
+    node: Any = type(kind.__name__, (StageNode,), names)
+    # Options without a default may come after one with a default: only to be shown.
+    node.__signature__ = inspect.Signature(parameters, __validate_parameters__=False)
+    return node  # type: ignore[no-any-return]
 
 
 globals().update({kind.__name__: node_of(kind) for kind in stage_classes().values()})

@@ -28,7 +28,7 @@ class RecipeSummary:
         name: by which ``recipe`` finds it.
         summary: the first line of its docstring, or why it cannot be used.
         options: those that it needs, then the others with their defaults.
-        texts: what its docstring says of each option, by name.
+        texts: its docstring's texts of options, by name.
     """
 
     name: str
@@ -68,7 +68,7 @@ class RecipeTable(tuple[RecipeSummary, ...]):
 
 
 def recipes() -> RecipeTable:
-    """The recipes that are installed: name, the first line of what it does, its options. Imports them all.
+    """The recipes that are installed: name, the first line of its docstring, its options. Imports them all.
 
     >>> import trainpipes as tp
     >>> [recipe.name for recipe in tp.recipes() if recipe.name in ("seq2seq", "sft")]
@@ -81,7 +81,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
     """The function that makes the pipeline of a recipe.
 
     Raises:
-        ConfigError: no recipe has that name, several packages offer one, or it cannot be imported.
+        ConfigError: no recipe has that name, several packages offer it, or it cannot be imported.
     """
     installed = _installed()
     if not installed:
@@ -96,7 +96,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
         )
     point, *others = installed[name]
     if others:
-        several = " and ".join(one.value for one in installed[name])
+        several = " and ".join(installed_point.value for installed_point in installed[name])
         raise ConfigError(
             f"recipe {name!r} is offered more than once, as {several}; import the one you mean"
         )
@@ -115,7 +115,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
 
 
 def _installed() -> dict[str, list[EntryPoint]]:
-    """All recipes by name, sorted; those that several packages offer under one name together."""
+    """All recipes by name, sorted; those that several packages offer under the same name together."""
     points: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         # A source tree and an installed copy of it may both be on the path.

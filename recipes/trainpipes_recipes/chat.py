@@ -50,13 +50,13 @@ def chat(
     pairs of prompt and response use ``sft``.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
+        tokenizer: a fast tokenizer of transformers, or its name or folder.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog and chat.
         tools: column of the tools that the assistant may call: lists of JSON schemas, or these as
             JSON text.
         template: a Jinja template, in place of the tokenizer's own: needed if that writes earlier
-            turns differently from the last one. Mark the assistant's turns by ``{% generation %}``.
+            turns differently from the last turn. Mark the assistant's turns by ``{% generation %}``.
         on_error: for bad rows, and rows cut before the assistant speaks: "raise", "skip" (logs how
             many), or "keep". None raises for the former, and warns of the latter once.
         parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
@@ -81,22 +81,22 @@ def chat(
     2<|im_end|>
     <BLANKLINE>
     """
-    given = Input("chat", files, storage_options)
-    rows = given.tokenized(
+    data = Input("chat", files, storage_options)
+    rows = data.tokenized(
         tokenizer, ["input_ids", "labels"], named=[messages, tools], on_error=on_error,
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
-        (messages,) = given.find({"messages": messages}, CONVERSATIONS)
+        (messages,) = data.find({"messages": messages}, CONVERSATIONS)
         columns = [messages] if tools is None else [messages, tools]
-        rows = conversations(given.rows(columns), messages, roles=roles, on_error=on_error)
+        rows = conversations(data.rows(columns), messages, roles=roles, on_error=on_error)
         rows = rows.chat_template(
             tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
             max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     length = max_length if packed else None
-    return given.batches(
+    return data.batches(
         rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
         balance=balance if train else None,
     )  # fmt: skip

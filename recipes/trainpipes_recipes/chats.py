@@ -86,7 +86,7 @@ def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
 
 
 class CheckedRows(tp.RowStage, asks_inputs=True):
-    """Conversations in one layout, as ``conversations`` says; without ``roles``, texts that are not
+    """Conversations in a single layout, as ``conversations`` says; without ``roles``, texts that are not
     empty. "skip" puts None in the column, for ``checked``.
     """
 
@@ -114,19 +114,19 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
         return {**row, self.column: None}
 
     def process(self, run: Run) -> Run:
-        made = super().process(run)
+        checked = super().process(run)
         if leaves_out(self.on_error):
-            rows, given = made.block.rows(), run.block
+            rows, block = checked.block.rows(), run.block
             gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
 
             def error_of(n: int) -> str | None:
-                return self._looked_at(given.slice(n, n + 1).rows()[0])[1]
+                return self._looked_at(block.slice(n, n + 1).rows()[0])[1]
 
-            self._left_out.drop(given, gone, error_of)
-        return made
+            self._left_out.drop(block, gone, error_of)
+        return checked
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
-        """A row in one layout, and what is wrong with it."""
+        """A row in a single layout, and its problem."""
         if not isinstance(row, dict) or self.column not in row:
             there = list(row) if isinstance(row, dict) else type(row).__name__
             raise tp.SchemaError(f"there is no column {self.column!r}; there are {there}")
@@ -222,9 +222,11 @@ def _calls(text: Any) -> list[dict[str, Any]]:
 
 
 def _function(call: Mapping[str, Any]) -> dict[str, str]:
-    given = call.get("arguments", {})
-    given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return {"name": str(call["name"]), "arguments": given}
+    arguments = call.get("arguments", {})
+    arguments = (
+        arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    )
+    return {"name": str(call["name"]), "arguments": arguments}
 
 
 def problem(
@@ -253,7 +255,7 @@ def problem(
 
 
 def _wrong(message: Mapping[str, Any], before: str | None) -> str | None:
-    """What is wrong with a message after one of the role ``before``."""
+    """What is wrong with a message after a message of the role ``before``."""
     role, content = message["role"], message["content"]
     if role is None:
         return "has no role"

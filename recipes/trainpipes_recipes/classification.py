@@ -39,7 +39,7 @@ def classification(
         input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
         attention_mask   int64 [B, L]: 1 on tokens, 0 on padding
         token_type_ids   int64 [B, L], for pairs: which of the two texts a token belongs to; not with "bytes"
-                         or tiktoken, which write a pair as one text, with an empty line in between
+                         or tiktoken, which write a pair as a single text, with an empty line in between
         labels           int64 [B]: the class, 0 to C - 1; or, where the column holds lists, float32
                          [B, C]: 1 for each class of a row, else 0
 
@@ -55,7 +55,7 @@ def classification(
             ``trainpipes_recipes.inputs.LABELS``.
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
         classes: the labels in the order of their class numbers; a dict from labels to class
-            numbers; or the number of classes, where labels are integers. Left out, one pass over
+            numbers; or the number of classes, where labels are integers. Left out, a pass over
             the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` as they
             are.
         max_length: the most tokens of a row, special tokens included; a pair's longer text is cut
@@ -69,18 +69,18 @@ def classification(
     >>> pipe.peek()["labels"], pipe.stats(0, labels="labels").labels["labels"]
     (tensor([1, 1, 0]), {0: 1, 1: 2})
     """
-    given = Input("classification", files, storage_options)
-    (label,) = given.find({"label": label}, LABELS)
-    ready = given.tokenized(
+    data = Input("classification", files, storage_options)
+    (label,) = data.find({"label": label}, LABELS)
+    ready = data.tokenized(
         tokenizer, ["input_ids", label], named=[text, text_pair], on_error=on_error,
         tokenize={"max_length": max_length},
     )  # fmt: skip
-    texts = [] if ready is not None else given.texts(text, text_pair, label)
-    labels = given.rows([label])
-    several = given.first(label)
+    texts = [] if ready is not None else data.texts(text, text_pair, label)
+    labels = data.rows([label])
+    several = data.first(label)
     classes, counts = classes_of(labels, label, several) if classes is None else (classes, None)
 
-    rows = given.rows([*texts, label]) if ready is None else ready
+    rows = data.rows([*texts, label]) if ready is None else ready
     rows = rows.encode_labels(label, classes=classes, counts=counts)
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
@@ -89,10 +89,10 @@ def classification(
     if texts:
         columns, most = texts if pair else texts[0], max_length
         rows = rows.tokenize(tokenizer, columns, pair=pair, max_length=most, on_error=on_error)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     if num_buckets == "auto":
         try:
-            few = len(given.rows().distributed(rank=0, world_size=1)) < 16 * num_shards * batch_size
+            few = len(data.rows().distributed(rank=0, world_size=1)) < 16 * num_shards * batch_size
         except TypeError:  # nobody knows how many there are
             few = False
         num_buckets = None if few else 32

@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def read_log(path: Path) -> list[Step]:
-    """The steps of a log; of one that came again after a kill, the last."""
+    """The steps of a log; of a step that came again after a kill, the last."""
     steps = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):  # a kill may have cut it
@@ -111,13 +111,13 @@ def differences(reference: Sequence[Step], other: Sequence[Step]) -> list[int]:
     ([], [2], [2])
     """
     pairs = enumerate(zip_longest(reference, other), start=1)
-    return [place for place, (one, two) in pairs if one != two]
+    return [place for place, (first, second) in pairs if first != second]
 
 
 def train(
     folder: Path, options: Mapping[str, Any], workers: int = 0, until: int | None = None
 ) -> list[Step]:
-    """A process of a run, on the CPU, that goes on where the last one was; killed after a step."""
+    """A process of a run, on the CPU, that goes on where the last process was; killed after a step."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.jsonl"
     command = [*PYTHON, "-m", "trainpipes_recipes.demo", "train_sft", "--scratch"]

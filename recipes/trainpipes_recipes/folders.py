@@ -1,4 +1,4 @@
-"""Videos in folders, one for each class.
+"""Videos in folders, a folder for each class.
 
 >>> in_folders("mine", ["a.parquet"], None) is None
 True

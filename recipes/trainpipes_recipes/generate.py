@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str:
     """The answer of an endpoint to a row's prompt."""
-    given = row["prompt"]
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    prompt = row["prompt"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     body = {"model": model, "messages": messages, "max_tokens": max_tokens}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("OPENAI_API_KEY"):
@@ -95,7 +95,7 @@ def generate(
     """Write each row with its answer. Goes on where an earlier call was killed.
 
     Args:
-        rows: in the order in which they are to be written; of one shard, without a shuffle.
+        rows: in the order in which they are to be written; of a single shard, without a shuffle.
         answer: makes a row's answer; is called by ``in_flight`` threads.
         output: folder; holds "part-00000.parquet" and so on, and ".state.json".
         column: for the answers.

@@ -14,7 +14,7 @@ __all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
 
 #: Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-#: Common names of columns, the first one that is there is taken.
+#: Common names of columns, the first that is there is taken.
 PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels")
 CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
@@ -75,8 +75,8 @@ def images(
         transform: to train, replaces all of these: see ``image_transform``. Its results must have
             one size.
         normalize: float32, ``(x / 255 - mean) / std``; False gives uint8.
-        mean: of each channel, or one for all.
-        std: of each channel, or one for all.
+        mean: of each channel, or a single value for all.
+        std: of each channel, or a single value for all.
         resize: to evaluate, pixels of the shorter side before the middle is cut out; 8/7 of
             ``size`` by default.
         min_size: decode large JPEG files faster, at a smaller size: see ``decode_image``.
@@ -93,20 +93,20 @@ def images(
     >>> batch["images"].shape, batch["images"].dtype, batch["labels"]
     (torch.Size([6, 3, 4, 4]), torch.float32, tensor([1, 0, 0, 0, 1, 1]))
     """
-    given = Input("images", files, storage_options)
-    (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
-    if label is None and classes is not None and "class" in given.columns:
+    data = Input("images", files, storage_options)
+    (image,) = data.find({"image": image}, [(name,) for name in PICTURES])
+    if label is None and classes is not None and "class" in data.columns:
         label = "class"  # folders' names; their numbers count these folders alone
-    (label,) = given.find({"label": label}, [(name,) for (name,) in CLASSES if name != image])
+    (label,) = data.find({"label": label}, [(name,) for (name,) in CLASSES if name != image])
     for name in (image, label):
-        if name not in given.columns:
-            raise SchemaError(f"images: there is no column {name!r}, only {given.columns}")
+        if name not in data.columns:
+            raise SchemaError(f"images: there is no column {name!r}, only {data.columns}")
     # Python's rows stay as they are: pictures of different sizes make no column.
-    rows = given.rows(None if isinstance(files, Pipeline) else [image, label])
+    rows = data.rows(None if isinstance(files, Pipeline) else [image, label])
 
     first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
     encoded = not isinstance(first[image], np.ndarray | Tensor)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     if encoded:
         rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
     if not train:

@@ -59,7 +59,7 @@ LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
 
-#: Recipes by what they take, those of rarer columns first.
+#: Recipes by their columns, those of rarer columns first.
 OTHERS = (
     ("preference", PREFERENCES, "a better and a worse response"),
     ("chat", CONVERSATIONS, "conversations"),
@@ -182,7 +182,7 @@ class Input:
             tokenizer: the recipe's.
             columns: that it needs.
             named: columns of texts that the user named; their ids are made anew.
-            on_error: what becomes of rows without a target.
+            on_error: treatment of rows without a target.
             made_by: the options that each stage that made ids must have had; ``...`` for any but
                 None.
         """
@@ -207,8 +207,8 @@ class Input:
 
     @cached_property
     def _reader(self) -> str:
-        given = self._data if isinstance(self._data, list | tuple) else [self._data]
-        return one_reader(list(map(os.fspath, given)), self._storage_options, self.recipe)
+        urls = self._data if isinstance(self._data, list | tuple) else [self._data]
+        return one_reader(list(map(os.fspath, urls)), self._storage_options, self.recipe)
 
     # Columns
 
@@ -218,20 +218,22 @@ class Input:
         """Which columns to take: those given, or the first of ``known`` that are all there, logged
         at level INFO.
         """
-        given = tuple(options.values())
+        asked = tuple(options.values())
         for option, name in options.items():
             if name is not None and not (isinstance(name, str) and name):
                 way = "leave it out to have it found by common names"
                 rule = f"must be the name of a column, got {name!r}"
                 raise tp.ConfigError(f"{self.recipe}({option}) {rule}; {way}")
-        if None not in given:
-            return tuple(str(name) for name in given)
-        for names in sorted(known, key=lambda names: not {*given} & {*names}):  # theirs first
-            taken = {option: names[n] for n, option in enumerate(options) if given[n] is None}
+        if None not in asked:
+            return tuple(str(name) for name in asked)
+        for names in sorted(known, key=lambda names: not {*asked} & {*names}):  # theirs first
+            taken = {option: names[n] for n, option in enumerate(options) if asked[n] is None}
             if set(taken.values()) <= set(self.columns):
                 choices = [f"{option} from column {name!r}" for option, name in taken.items()]
                 log.info("%s takes %s", self.recipe, ", ".join(choices))
-                return tuple(taken.get(option) or str(own) for option, own in options.items())
+                return tuple(
+                    taken.get(option) or str(option_name) for option, option_name in options.items()
+                )
         raise self._not_found(options, known)
 
     def _not_found(
@@ -242,7 +244,7 @@ class Input:
             return tp.DataError(f"{self.recipe}: {self._data!r} has no rows and no columns; {way}")
         open_ones = [name for name, value in options.items() if value is None]
         lines = ", ".join(f"{name}=..." for name in open_ones)
-        what = "token ids" if open_ones[0] == "column" else open_ones[0].replace("_", " ")
+        subject = "token ids" if open_ones[0] == "column" else open_ones[0].replace("_", " ")
         tried = ", ".join(" + ".join(names) for names in known)
         other = next((
             f"use the recipe {recipe}, which takes {takes} ({' + '.join(names)}), or "
@@ -250,9 +252,7 @@ class Input:
             for names in several
             if recipe != self.recipe and set(names) <= set(self.columns)
         ), "")  # fmt: skip
-        said = (
-            f"no column found for the {what}; the columns are {self.columns}, and names tried were"
-        )
+        said = f"no column found for the {subject}; the columns are {self.columns}, and names tried were"
         way = f"{other}name one by {lines}"
         return tp.SchemaError(f"{self.recipe}: {said} {tried}: {way}", stage=self.recipe)
 
@@ -272,7 +272,7 @@ class Input:
     # Stages
 
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
-        """``rows(columns)``, whose prompt goes on with its context, if there is one."""
+        """``rows(columns)``, whose prompt goes on with its context, if there is a context."""
         if context is None and prompt == "instruction" and "input" in self.columns:
             context = "input"
         if not context:
@@ -326,7 +326,7 @@ class Input:
         """Padded batches of rows of token ids, or of rows packed to so many tokens."""
         if packed is None:
             return balanced(rows.batch(batch_size, drop_last=drop_last), balance).pad_collate()
-        # Each shard packs its own, and keeps what is left; all rows were looked at.
+        # Each shard packs its own, and keeps the rest; all rows were looked at.
         batches = rows.pack(packed, seed=seed, on_error="keep").batch(batch_size)
         return balanced(batches, balance).pad_collate()
 

@@ -59,15 +59,15 @@ def masked_lm(
     >>> batch["input_ids"].T, batch["labels"].T
     (tensor([[1, 0, 4, 2]]), tensor([[-100,    3, -100, -100]]))
     """
-    given = Input("masked_lm", files, storage_options)
-    rows = given.tokenized(
+    data = Input("masked_lm", files, storage_options)
+    rows = data.tokenized(
         tokenizer, ["input_ids"], named=[text], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": False},
     )  # fmt: skip
     if rows is None:
-        (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text])
+        (text,) = data.find({"text": text}, TEXTS)
+        rows = data.rows([text])
         rows = rows.tokenize(tokenizer, text, max_length=max_length, on_error=on_error)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     rows = rows.mask_tokens(mlm_probability, whole_words=whole_words, seed=seed)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()

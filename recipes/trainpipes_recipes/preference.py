@@ -36,7 +36,7 @@ def preference(
     """Batches for preference optimization (DPO and its kin) and for reward models.
 
     Each is a dict of int64 tensors, B = ``batch_size``, L its longest chosen row, M the longest
-    rejected one:
+    rejected response:
 
         chosen_input_ids          [B, L]  the prompt's tokens, then the response's, its end, then padding
         chosen_attention_mask     [B, L]  1 on tokens, 0 on padding
@@ -74,27 +74,27 @@ def preference(
     >>> batch["chosen_labels"][0].tolist()  # bytes, and 256 for the end
     [-100, -100, -100, -100, -100, -100, -100, 32, 50, 256]
     """
-    given = Input("preference", files, storage_options)
+    data = Input("preference", files, storage_options)
     columns = [f"{side}_{name}" for side in SIDES for name in ("input_ids", "labels")]
-    rows = given.tokenized(
+    rows = data.tokenized(
         tokenizer, columns, named=[prompt, chosen, rejected], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
-        names = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
-        first = given.first(names[0])
+        names = data.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
+        first = data.first(names[0])
         if not isinstance(first, str | list | None):
             said = f"preference: column {names[0]!r} holds texts or lists of messages"
             raise SchemaError(f"{said}, got {first!r:.80}")
         are_texts = not isinstance(first, list)
         if are_texts:
-            (prompt,) = given.find({"prompt": prompt}, PROMPTS)
-            rows = given.prompted(prompt, None, [prompt, *names])
+            (prompt,) = data.find({"prompt": prompt}, PROMPTS)
+            rows = data.prompted(prompt, None, [prompt, *names])
         else:
-            common = [name for (name,) in PROMPTS if prompt is None and name in given.columns]
-            prompt = next((n for n in common if not isinstance(given.first(n), str)), prompt)
-            rows = given.rows([*names] if prompt is None else [prompt, *names])
+            common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
+            prompt = next((n for n in common if not isinstance(data.first(n), str)), prompt)
+            rows = data.rows([*names] if prompt is None else [prompt, *names])
             if prompt is None:
                 prompt = "shared prompt"
                 rows = rows.then(SplitPrompt(names[0], names[1], prompt))
@@ -116,7 +116,7 @@ def preference(
                 )  # fmt: skip
             rows = rows.rename({made: f"{side}_{made}" for made in ("input_ids", "labels")})
         rows = rows.select(*columns)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
         mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
         columns={f"{side}_labels": {"value": -100} for side in SIDES},

@@ -35,7 +35,7 @@ def pretrain(
     Without ``epochs``, training has no end. Each is a dict of int64 tensors ``[B, L]``, B =
     ``batch_size``, L = ``max_length``:
 
-        input_ids        documents, each with its end-of-text, one after the other; a little padding
+        input_ids        documents, each with its end-of-text, in turn; a little padding
         labels           input_ids, -100 on the first token of each document and on padding
         position_ids     from 0 in each document
         segment_ids      1, 2, ... on the documents of a row, 0 on padding
@@ -46,7 +46,7 @@ def pretrain(
 
     The number of batches is not known before an epoch's end: count steps, or ask
     ``Loader(pipe).estimate_len()`` with ``epochs=1``. Each document comes once an epoch; in each
-    shard, documents of at most one row go on into the next. Each shard's last row of all is not
+    shard, documents of at most a row go on into the next. Each shard's last row of all is not
     full: use fewer shards for a few hundred documents.
 
     Args:
@@ -56,16 +56,16 @@ def pretrain(
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         pack_buffer_size: documents packed together.
-        epochs: to train, epochs that one pass gives; None for no end.
+        epochs: to train, epochs that a pass gives; None for no end.
     """
-    given = Input("pretrain", files, storage_options)
-    rows = given.tokenized(
+    data = Input("pretrain", files, storage_options)
+    rows = data.tokenized(
         tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize={"add_eos": add_eos}
     )
     if rows is None:
-        (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text]).tokenize(tokenizer, text, add_eos=add_eos, on_error=on_error)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+        (text,) = data.find({"text": text}, TEXTS)
+        rows = data.rows([text]).tokenize(tokenizer, text, add_eos=add_eos, on_error=on_error)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     rows = rows.repeat(epochs if train else 1)
     rows = rows.pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
     return balanced(rows.batch(batch_size), balance if train else None).pad_collate()

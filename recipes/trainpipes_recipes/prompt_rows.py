@@ -1,4 +1,4 @@
-"""Stages of the recipe ``prompts``: messages as text, long prompts found, groups of one prompt."""
+"""Stages of the recipe ``prompts``: messages as text, long prompts found, groups of a prompt."""
 
 from __future__ import annotations
 

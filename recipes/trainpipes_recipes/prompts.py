@@ -71,12 +71,12 @@ def prompts(
     [('1 + 1?', 2), ('1 + 1?', 2), ('2 + 2?', 4), ('2 + 2?', 4)]
     """
     check_prompts(tokenizer, max_length, num_generations, batch_size, output)
-    given = Input("prompts", files, storage_options)
-    (prompt,) = given.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
-    is_text = isinstance(given.first(prompt), str | None)
-    rows = given.arrange(given.rows(), train, buffer_size, seed, num_shards)
+    data = Input("prompts", files, storage_options)
+    (prompt,) = data.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
+    is_text = isinstance(data.first(prompt), str | None)
+    rows = data.arrange(data.rows(), train, buffer_size, seed, num_shards)
     if prompt != "prompt":
-        rows = rows.drop_columns("prompt") if "prompt" in given.columns else rows
+        rows = rows.drop_columns("prompt") if "prompt" in data.columns else rows
         rows = rows.rename({prompt: "prompt"})
     stage = PromptRows(
         "prompt", roles=None if is_text else (roles or {}), on_error=on_error, tools=tools,

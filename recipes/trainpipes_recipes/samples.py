@@ -7,7 +7,7 @@ All of it is made of the source of Python's standard library; the pictures are d
     functions/*.parquet    prompt: a function's signature and docstring; response: its body
     texts/*.parquet        text: whole functions
     chats.jsonl            messages: questions about functions, and answers
-    preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
+    preferences.parquet    prompt, chosen: the function's body; rejected: that of another function
     topics.parquet         text: a function; label: the part of the library that it is from
     purchases/*.parquet    who was shown what, by day, and what they saw before; label: whether they bought
     ids/train.bin          the texts as token ids, uint16, one after the other
@@ -57,7 +57,7 @@ END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
 #: Rows of files, in hundredths of all, and of their row groups: uneven, as real files are.
 FILES = ((40, 700), (5, 90), (25, 1100), (2, 33), (28, 256))
-#: Turns as ChatML writes them; what the assistant says is marked, as transformers knows it.
+#: Turns as ChatML writes them; the assistant's text is marked, as transformers knows it.
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.role == 'assistant' %}"
@@ -147,7 +147,7 @@ def write_purchases(folder: Path, rows: int = 4000) -> None:
     income = random.lognormal(3, 0.5, 200)[users]
     price = random.lognormal(2, 1, 50)[items] * random.uniform(0.8, 1.2, rows)
     seen = [random.integers(0, 50, n).tolist() for n in random.integers(0, 6, rows)]
-    fond = np.array([item in own for item, own in zip(items.tolist(), seen, strict=True)])
+    fond = np.array([item in liked for item, liked in zip(items.tolist(), seen, strict=True)])
     days = np.sort(random.integers(0, 90, rows)).astype(np.int32)
     purchases = {
         "day": pa.array(days + 20_454).cast(pa.date32()),  # from 2026-01-01 on
@@ -301,7 +301,7 @@ def write_videos(folder: Path) -> None:
 
 
 def write_speech(folder: Path) -> None:
-    """Tones of 0.2 s, one to three in a row, and what each is called."""
+    """Tones of 0.2 s, one to three in a row, and their names."""
     (folder / "beeps").mkdir(exist_ok=True)
     time = np.arange(1600) / 8000
     with open(folder / "speech.jsonl", "w", encoding="utf-8") as file:

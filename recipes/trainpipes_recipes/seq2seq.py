@@ -48,17 +48,17 @@ def seq2seq(
         max_length: the most tokens of a prompt, and of a response, end-of-text included, which cut
             texts keep.
     """
-    given = Input("seq2seq", files, storage_options)
-    rows = given.tokenized(
+    data = Input("seq2seq", files, storage_options)
+    rows = data.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": None},
     )  # fmt: skip
     if rows is None:
-        prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-        rows = given.prompted(prompt, context, [prompt, response]).tokenize(
+        prompt, response = data.find({"prompt": prompt, "response": response}, PAIRS)
+        rows = data.prompted(prompt, context, [prompt, response]).tokenize(
             tokenizer, {prompt: "input_ids", response: "labels"}, max_length=max_length, add_eos=True,
             on_error=on_error,
         )  # fmt: skip
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     batches = rows.batch(batch_size, drop_last=train and drop_last)
     return batches.pad_collate(mask={"input_ids": "attention_mask"})

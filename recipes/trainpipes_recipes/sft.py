@@ -54,20 +54,20 @@ def sft(
         max_length: the most tokens of a row, end-of-text included.
         drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
     """
-    given = Input("sft", files, storage_options)
-    rows = given.tokenized(
+    data = Input("sft", files, storage_options)
+    rows = data.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": ...},
     )  # fmt: skip
     if rows is None:
-        prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-        rows = given.prompted(prompt, context, [prompt, response]).tokenize(
+        prompt, response = data.find({"prompt": prompt, "response": response}, PAIRS)
+        rows = data.prompted(prompt, context, [prompt, response]).tokenize(
             tokenizer, concat=[prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     length = max_length if packed else None
-    return given.batches(
+    return data.batches(
         rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
         balance=balance if train else None,
     )  # fmt: skip

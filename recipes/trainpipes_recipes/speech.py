@@ -64,9 +64,9 @@ def speech(
             2 on: 0 is the padding, which is CTC's blank, 1 any other character.
         audio: column of the sounds: bytes, paths, URLs, or structs with ``bytes`` or ``path``; by default
             the first of audio, sound, wav, flac, mp3 and a few more.
-        text: column of what is said; by default the first of text, sentence, transcription and a few
+        text: column of transcripts; by default the first of text, sentence, transcription and a few
             more.
-        output: "input_features" or "input_values": what the model takes.
+        output: "input_features" or "input_values": the model's input.
         on_error: for sounds that cannot be decoded, and texts that are null: "raise"; or "skip" and log
             how many. A sound that turns out damaged when it is decoded leaves its batch with a row less.
         sampling_rate: to which sounds are resampled.
@@ -78,7 +78,7 @@ def speech(
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
         seed: for the order of rows and the masks.
-        folder: what paths are relative to; by default the folder of ``files``.
+        folder: that paths are relative to; by default the folder of ``files``.
 
     Raises:
         UnreadableError: a sound cannot be decoded.
@@ -104,9 +104,9 @@ def speech(
         raise ConfigError(f"speech(batch_seconds) {rule}, got {batch_seconds}; {way}")
     if isinstance(tokenizer, str) and tokenizer.startswith("characters:"):
         tokenizer = characters(tokenizer.partition(":")[2])
-    given = Input("speech", files, storage_options)
-    (audio,) = given.find({"audio": audio}, [(name,) for name in SOUNDS])
-    (text,) = given.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
+    data = Input("speech", files, storage_options)
+    (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
+    (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
     if folder is None and isinstance(files, str | os.PathLike):
         path = os.fspath(files)
         folder = os.path.dirname(path) if os.path.splitext(path)[1] or "*" in path else path
@@ -116,8 +116,8 @@ def speech(
         "folder": folder or None,
     }
 
-    rows = given.rows([audio, text]).rename({audio: output, text: "labels"})
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
+    rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
     rows = rows.tokenize(

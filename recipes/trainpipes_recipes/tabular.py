@@ -74,7 +74,7 @@ def tabular(
     are. A state loads only with the same.
 
     Args:
-        label: column of what is predicted; by default the first of ``trainpipes_recipes.inputs.LABELS``.
+        label: column to predict; by default the first of ``trainpipes_recipes.inputs.LABELS``.
         numbers: columns of numbers, dates and times; by default all of them that are not named elsewhere.
         categories: columns of texts, integers, bools, or lists of these; by default those of texts, bools
             and lists that are not named elsewhere. Name integers that are ids here.
@@ -83,12 +83,12 @@ def tabular(
             ``[["day", ">=", "2026-05-01"]]``, or a share of all, 0 to 1. Rows of which a condition knows
             nothing, such as a day that is null, are in neither part.
         key: with a share, a column, or several: rows of the same values stay in one part.
-        fitted: what ``fit_columns`` found, or a path: the file is read if it is there, and else written
+        fitted: the result of ``fit_columns``, or a path: the file is read if it is there, and else written
             by the pass. Give it to evaluate other files than those that have the training part.
         fit_rows: rows of the training part that the pass looks at, after a shuffle; all if left out.
         min_count: categories that come less often have the id 1.
         max_size: the most frequent ones of a column that have an id.
-        nulls: what nulls and NaN among numbers become: see ``normalize_columns``.
+        nulls: treatment of nulls and NaN among numbers: see ``normalize_columns``.
         classes: as in ``encode_labels``; by default integers as they are, and others in sorted order.
         weights: to train, of each class, or a column of them: see ``sample_by``.
 
@@ -105,9 +105,9 @@ def tabular(
     >>> batch["seen"].tolist(), batch["seen_offsets"].tolist()
     ([8, 2, 3, 2, 7, 2, 5, 2, 4, 2, 6, 2], [0, 2, 4, 6, 8, 10])
     """
-    given = Input("tabular", files, storage_options)
-    (label,) = given.find({"label": label}, LABELS)
-    every = given.rows()
+    data = Input("tabular", files, storage_options)
+    (label,) = data.find({"label": label}, LABELS)
+    every = data.rows()
     types = every.explain(world_size=1).columns
     numbers, categories, lists = _features(types, label, numbers, categories)
     beside = [] if valid is None or isinstance(valid, float | int) else _columns_of(valid)
@@ -116,7 +116,7 @@ def tabular(
     for name in (label, *numbers, *categories, *beside):
         if name not in types:
             raise SchemaError(f"tabular: there is no column {name!r}, only {list(types)}")
-    rows = given.rows([*numbers, *categories, label, *beside])
+    rows = data.rows([*numbers, *categories, label, *beside])
     training, held_out = _parts(rows, types, valid, key)
     is_float = types[label].startswith(FLOATS)
     if fitted is None and not train and valid is None:
@@ -141,7 +141,7 @@ def tabular(
         column = weights if isinstance(weights, str) else label
         by_class = None if isinstance(weights, str) else weights
         rows = rows.sample_by(column, by_class, seed=seed)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     rows = rows.select(*numbers, *categories, label)
     if numbers:
         found = {name: whole.numbers[name] for name in numbers}
@@ -244,7 +244,7 @@ def _typed(conditions: Any, types: Mapping[str, str]) -> Any:
 
 def _as_time(value: Any, kind: str) -> Any:
     if isinstance(value, list | tuple | set):
-        return [_as_time(one, kind) for one in value]
+        return [_as_time(item, kind) for item in value]
     if isinstance(value, str) and kind.startswith("date") and not kind.startswith("datetime"):
         return datetime.date.fromisoformat(value)
     if isinstance(value, str) and kind.startswith(("timestamp", "datetime")):

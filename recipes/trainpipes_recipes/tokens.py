@@ -85,11 +85,11 @@ def tokens(
         why = "a .bin file holds nothing but ids, and does not say of which kind"
         way = "add dtype='uint16', or the one it was written with"
         raise ConfigError(f"tokens({files!r}): {why}: {way}")
-    given = Input("tokens", files, storage_options)
-    (column,) = given.find({"column": column}, TOKENS)
-    labels = ["labels"] if "labels" in given.columns else []
-    rows = given.rows([column, *labels])
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards).repeat(epochs)
+    data = Input("tokens", files, storage_options)
+    (column,) = data.find({"column": column}, TOKENS)
+    labels = ["labels"] if "labels" in data.columns else []
+    rows = data.rows([column, *labels])
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards).repeat(epochs)
     packed = rows.pack(
         max_length, method=method, column=column, buffer_size=pack_buffer_size,
         pad_token_id=pad_token_id, seed=seed, on_error=on_error,

@@ -49,7 +49,9 @@ class Network(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         parts = [batch["numbers"]] if "numbers" in batch else []
-        parts += [own(batch["categories"][:, n]) for n, own in enumerate(self.embeddings)]
+        parts += [
+            embedding(batch["categories"][:, n]) for n, embedding in enumerate(self.embeddings)
+        ]
         parts += [bag(batch[name], batch[f"{name}_offsets"]) for name, bag in self.bags.items()]
         outputs: Tensor = self.layers(torch.cat(parts, 1))
         return outputs

@@ -153,10 +153,10 @@ def targets_of(batch: dict[str, Tensor]) -> Tensor:
 
 def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
     """The sum of all targets' losses: logits at t against the label at t + 1."""
-    given = {name: value for name, value in batch.items() if name != "labels"}
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         # With a cache transformers would let packed rows see each other.
-        logits = model(**given, use_cache=False).logits
+        logits = model(**inputs, use_cache=False).logits
     scores, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
     return F.cross_entropy(scores, wanted, reduction="sum")
 

@@ -66,7 +66,7 @@ def video_classification(
         flip: to train, the probability of mirroring left to right.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
-        folder: what paths in a column are relative to.
+        folder: that paths in a column are relative to.
         on_error: for videos that cannot be decoded: "raise"; or "skip" and log how many.
         seed: for the order of rows, the clips, crops and flips.
 
@@ -92,16 +92,16 @@ def video_classification(
     if listed is not None:
         files, folder, names = listed
         classes = names if classes is None else classes
-    given = Input("video_classification", files, storage_options)
-    (video,) = given.find({"video": video}, [(name,) for name in VIDEOS])
-    (label,) = given.find({"label": label}, [(name,) for (name,) in CLASSES if name != video])
+    data = Input("video_classification", files, storage_options)
+    (video,) = data.find({"video": video}, [(name,) for name in VIDEOS])
+    (label,) = data.find({"label": label}, [(name,) for (name,) in CLASSES if name != video])
     for name in (video, label):
-        if name not in given.columns:
-            said = f"video_classification: there is no column {name!r}, only {given.columns}"
+        if name not in data.columns:
+            said = f"video_classification: there is no column {name!r}, only {data.columns}"
             raise SchemaError(said)
-    rows = given.rows(None if isinstance(files, Pipeline) else [video, label])
+    rows = data.rows(None if isinstance(files, Pipeline) else [video, label])
 
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards).decode_video(
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards).decode_video(
         video,
         num_frames=num_frames,
         duration=random_crop(seconds) if train and seconds is not None else None,

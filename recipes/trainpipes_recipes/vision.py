@@ -1,4 +1,4 @@
-"""A processor of transformers that is called for whole batches, and what it is known by."""
+"""A processor of transformers that is called for whole batches, and its identity."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Processor(Loaded):
     prompt and a response by itself.
     """
 
-    def __init__(self, given: Any, template: str | None = None) -> None:
+    def __init__(self, processor: Any, template: str | None = None) -> None:
         for package, oldest in (("transformers", OLDEST), ("PIL", "")):
             need(package, "vision_chat()", oldest)
-        named = isinstance(given, str | os.PathLike)
-        good = named or all(hasattr(given, name) for name in ("image_processor", "tokenizer"))
+        named = isinstance(processor, str | os.PathLike)
+        good = named or all(hasattr(processor, name) for name in ("image_processor", "tokenizer"))
         rule = "a processor of transformers with an image processor, or the name or folder of one"
-        require(good, "vision_chat(processor)", rule, given)
-        self._given, self._template = os.fspath(given) if named else given, template
+        require(good, "vision_chat(processor)", rule, processor)
+        self._given, self._template = os.fspath(processor) if named else processor, template
         # The program goes on with the object, and may change it.
-        self._kept = self._given if named else copy.deepcopy(given)
+        self._kept = self._given if named else copy.deepcopy(processor)
         super().__init__()
 
     @classmethod
-    def of(cls, given: Any) -> Processor:
+    def of(cls, processor: Any) -> Processor:
         """One of these, or one made of it."""
-        return given if isinstance(given, cls) else cls(given)
+        return processor if isinstance(processor, cls) else cls(processor)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in super().__getstate__().items() if k != "_copies"}
@@ -72,19 +72,19 @@ class Processor(Loaded):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        given = self._given
-        return repr(given) if isinstance(given, str) else f"{type(given).__name__}()"
+        processor = self._given
+        return repr(processor) if isinstance(processor, str) else f"{type(processor).__name__}()"
 
     def _load(self) -> _Parts:
         processor = self._kept
         if isinstance(processor, str):
             processor = _by_name(processor)
-        own = getattr(processor, "chat_template", None) or getattr(
+        own_template = getattr(processor, "chat_template", None) or getattr(
             getattr(processor, "tokenizer", None), "chat_template", None
         )
-        if isinstance(own, Mapping):
-            own = own.get("default")
-        template = self._template or own
+        if isinstance(own_template, Mapping):
+            own_template = own_template.get("default")
+        template = self._template or own_template
         with_suffix = (
             template is None and "suffix" in inspect.signature(processor.__call__).parameters
         )
@@ -189,11 +189,11 @@ class Processor(Loaded):
 
     def length(self, written: Written, sizes: Sequence[tuple[int, int]]) -> int:
         """Tokens of a row whose pictures have these heights and widths, if the processor counts."""
-        own = self._ids(written)
+        ids = self._ids(written)
         if not sizes:
-            return own
+            return ids
         numbers = self._own._get_num_multimodal_tokens(image_sizes=[list(size) for size in sizes])
-        return own - len(sizes) + int(sum(numbers.num_image_tokens))
+        return ids - len(sizes) + int(sum(numbers.num_image_tokens))
 
     def batch(
         self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
@@ -201,16 +201,16 @@ class Processor(Loaded):
         """What the processor makes of texts and their pictures, and labels."""
         if self.loaded.chat is None:
             return self._batch_of_suffixes(written, pictures)
-        made = self._own(
+        encoded = self._own(
             images=[list(some) for some in pictures] if any(pictures) else None,
             text=[talk.text for talk in written],
             padding=True, padding_side="right", add_special_tokens=False,
             return_offsets_mapping=True, return_text_replacement_offsets=True,
         )  # fmt: skip
-        offsets = made.pop("offset_mapping")
-        moved = made.pop("text_replacement_offsets", None) or [[]] * len(written)
-        made.convert_to_tensors("pt")
-        batch = dict(made)
+        offsets = encoded.pop("offset_mapping")
+        moved = encoded.pop("text_replacement_offsets", None) or [[]] * len(written)
+        encoded.convert_to_tensors("pt")
+        batch = dict(encoded)
         labels = torch.full_like(batch["input_ids"], IGNORED)
         for row, talk in enumerate(written):
             edges = np.asarray(offsets[row], dtype=np.int64)
@@ -222,12 +222,12 @@ class Processor(Loaded):
         self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
     ) -> dict[str, Any]:
         prompts, suffixes = zip(*map(_cut, written), strict=True)
-        made = self._own(
+        batch = self._own(
             images=[list(some) for some in pictures], text=[*prompts], suffix=[*suffixes],
             padding=True, padding_side="right",
         )  # fmt: skip
-        made.convert_to_tensors("pt")
-        return dict(made)
+        batch.convert_to_tensors("pt")
+        return dict(batch)
 
 
 def _cut(written: Written) -> tuple[str, str]:

@@ -62,8 +62,8 @@ def vision_chat(
             or its name or folder.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog, chat and json.
-        prompt: column of what the user says, if there are no conversations.
-        response: column of what the assistant answers.
+        prompt: column of the user's text, if there are no conversations.
+        response: column of the assistant's answer.
         images: column of the pictures; by default the first of images, image, img, picture, photo,
             jpg, jpeg, png and webp.
         template: a Jinja template in place of the processor's own.
@@ -86,19 +86,19 @@ def vision_chat(
         UnreadableError: a picture is missing or damaged.
         DataError: another row is bad.
     """
-    given = Input("vision_chat", files, storage_options)
+    data = Input("vision_chat", files, storage_options)
     talks = [*CONVERSATIONS, ("json",)]
-    if prompt is None and response is None and (messages or _has(given, talks)):
-        texts = given.find({"messages": messages}, talks)
+    if prompt is None and response is None and (messages or _has(data, talks)):
+        texts = data.find({"messages": messages}, talks)
     else:
-        texts = given.find({"prompt": prompt, "response": response}, PAIRS)
+        texts = data.find({"prompt": prompt, "response": response}, PAIRS)
     if images is None:
-        images = next((name for name in PICTURES if name in given.columns), None)
+        images = next((name for name in PICTURES if name in data.columns), None)
     own = Processor(processor, template)
     columns = [*texts] if images is None else [*texts, images]
     # Python's rows stay as they are: contents of text and of parts make no column.
-    rows = given.rows(None if isinstance(files, Pipeline) else columns)
-    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
+    rows = data.rows(None if isinstance(files, Pipeline) else columns)
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     longest = max_length if max_tokens is None or packed else min(max_length, max_tokens)
     talk = texts[0] if len(texts) == 1 else texts
     rows = rows.then(
@@ -124,5 +124,5 @@ def vision_chat(
     return rows.then(VisionBatches(own, on_error=on_error))
 
 
-def _has(given: Input, known: Sequence[Sequence[str]]) -> bool:
-    return any({*names} <= {*given.columns} for names in known)
+def _has(data: Input, known: Sequence[Sequence[str]]) -> bool:
+    return any({*names} <= {*data.columns} for names in known)

@@ -1,33 +1,261 @@
-"""Stages on conversations with pictures: rows written and measured, batches made by a processor."""
+"""Stages on conversations with pictures: rows written and measured, batches made by a processor.
+
+Conversations come in common layouts; pictures as bytes, structs of bytes and path, paths, or arrays.
+
+>>> (picture,) = pictures_of(np.zeros((3, 20, 30), np.uint8))
+>>> size_of(picture), decoded(picture).size
+((20, 30), (30, 20))
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY
-from typing import Any
+from io import BytesIO
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import trainpipes as tp
 from trainpipes._internal.checks import Count
 from trainpipes.columns.run import Run
+from trainpipes.errors import hidden
+from trainpipes.filesystems.systems import open_system
 from trainpipes.interfaces.quarantine import LeftOut, OnBadRow, leaves_out
 from trainpipes.interfaces.read_columns import at_row
 from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import CollatingStage
-from trainpipes.tokenizers.chat import Written
+from trainpipes.stages.decode_image import FORMATS, NoPicture, picture_of
+from trainpipes.tokenizers.chat import Written, messages_of
 from trainpipes.tokenizers.engine import TokenizerEngine
-from trainpipes_recipes.chats import ROLES
-from trainpipes_recipes.pictures import NoPicture, decoded, pictures_of, size_of
+from trainpipes_recipes.chats import ROLES, problem, to_messages
 from trainpipes_recipes.vision import Processor
 from trainpipes_recipes.vision_pack import check_packs, packed, rows_of
-from trainpipes_recipes.vision_talks import conversation
 
-__all__ = ["VisionBatches", "VisionRows"]
+#: EXIF's tag of how a camera was held, and its values for pictures on their side.
+ORIENTATION, ON_SIDE = 0x0112, (5, 6, 7, 8)
+
+
+class Remote(NamedTuple):
+    """A picture at a URL, and the options of its file system."""
+
+    url: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def pictures_of(
+    value: Any, folder: str = "", options: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """The pictures in a column of a row: a list of bytes, paths, or uint8 arrays ``[C, H, W]``.
+
+    Args:
+        value: a picture, a list of them, or None. A picture is an image file's bytes, its path, a
+            dict with "bytes" or "path", or an array.
+        folder: where relative paths start.
+        options: of the file system of URLs; where the folder is a URL, too, only of URLs with the same
+            scheme, as other ones may not take them.
+
+    Raises:
+        NoPicture: something else is there.
+    """
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [_picture(picture, folder, options) for picture in value]
+    return [_picture(value, folder, options)]
+
+
+def _picture(value: Any, folder: str, options: Mapping[str, Any] | None) -> Any:
+    if isinstance(value, Mapping):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        path = value if "://" in value else os.path.join(folder, value)
+        if "://" not in path:
+            return path
+        same = _scheme(folder) in ("", _scheme(path))
+        return Remote(path, (options or {}) if same else {})
+    if isinstance(value, torch.Tensor):
+        value = value.numpy(force=True)
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
+        return value
+    got = "null" if value is None else f"{value!r:.60} ({type(value).__name__})"
+    rule = "bytes, a path, a dict with one of these, or an array uint8 [C, H, W]"
+    raise NoPicture(f"a picture is {rule}, got {got}")
+
+
+def _scheme(path: str) -> str:
+    return path.partition("://")[0] if "://" in path else ""
+
+
+def size_of(picture: Any) -> tuple[int, int]:
+    """Height and width in pixels, read from the first bytes and turned as EXIF says.
+
+    Raises:
+        NoPicture: these are no picture's, or there is no such file.
+    """
+    from PIL import Image
+
+    if isinstance(picture, np.ndarray):
+        return picture.shape[1], picture.shape[2]
+    with _file(picture) as file:
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                # Of a PNG without it Pillow would look behind the pixels.
+                known = image.format != "PNG" or "exif" in image.info
+                turned = known and image.getexif().get(ORIENTATION) in ON_SIDE
+                width, height = image.size
+        except Exception as error:  # of damaged files, plugins raise any error
+            raise NoPicture(f"{type(error).__name__}: no picture that can be read") from error
+    return (width, height) if turned else (height, width)
+
+
+def decoded(picture: Any) -> Any:
+    """An upright RGB image of Pillow's.
+
+    Raises:
+        NoPicture: it cannot be decoded, or there is no such file.
+    """
+    from PIL import Image
+
+    if isinstance(picture, np.ndarray):
+        rows = picture.transpose(1, 2, 0)
+        return Image.fromarray(np.ascontiguousarray(rows if len(picture) > 1 else rows[:, :, 0]))
+    with _file(picture) as file:
+        return picture_of(file.read(), "RGB")
+
+
+@contextmanager
+def _file(picture: Any) -> Iterator[Any]:
+    if isinstance(picture, bytes):
+        yield BytesIO(picture)
+        return
+    url, options = picture if isinstance(picture, Remote) else (picture, {})
+    system, path = open_system(url, options)
+    try:
+        file = system.open(path, "rb")
+    except Exception as error:  # each file system has errors of its own
+        raise NoPicture(f"{hidden(url)} cannot be read ({type(error).__name__})") from error
+    with file:
+        yield file
+
+
+#: How LLaVA's files mark a picture in a text.
+MARK = "<image>"
+
+
+def conversation(
+    values: Sequence[Any], pictures: int, roles: Mapping[str, str], column: str
+) -> list[dict[str, Any]]:
+    """Messages whose content is a list of parts, with as many pictures as there are.
+
+    Where no part is a picture, they stand where a text says ``<image>``, or else before the first
+    text of the user.
+
+    >>> from trainpipes_recipes.chats import ROLES
+    >>> talk = [{"from": "human", "value": "<image>\\nA cat?"}, {"from": "gpt", "value": "Yes."}]
+    >>> [user, _] = conversation([talk], 1, ROLES, "conversations")
+    >>> user
+    {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '\\nA cat?'}]}
+    """
+    value = values[0] if len(values) == 1 else _asked(*values)
+    if isinstance(value, str | bytes):
+        value = json.loads(value)
+    if isinstance(value, Mapping):  # of a sample in a tar
+        value = next((value[name] for name in ("messages", "conversations") if name in value), None)
+    talk = value if isinstance(value, list | tuple) else [value]
+    parts = [_parts(_content(message)) for message in talk]
+    if not any(part["type"] == "image" for some in parts for part in some):
+        marks = sum(part.get("text", "").count(MARK) for some in parts for part in some)
+        if pictures and marks == pictures:
+            parts = [[new for part in some for new in _split(part)] for some in parts]
+        elif pictures and parts:
+            speaks = [_role(message, roles) for message in talk]
+            first = speaks.index("user") if "user" in speaks else 0
+            parts[first] = [{"type": "image"}] * pictures + parts[first]
+    read = to_messages(
+        [
+            {**turn, "content": _text(some)} if isinstance(turn, Mapping) else turn
+            for turn, some in zip(talk, parts, strict=True)
+        ],
+        roles, column,
+    )  # fmt: skip
+    if (wrong := problem(read)) is not None:
+        raise tp.DataError(f"column {column!r}: {wrong}")
+    held = sum(part["type"] == "image" for some in parts for part in some)
+    if held != pictures:
+        rule = "a conversation has a place for each picture"
+        raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
+    read = [{**turn, "content": some} for turn, some in zip(read, parts, strict=True)]
+    return messages_of(read)
+
+
+def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+
+
+def _role(message: Any, roles: Mapping[str, str]) -> Any:
+    role = message.get("role") or message.get("from") if isinstance(message, Mapping) else None
+    return roles.get(role, role) if isinstance(role, str) else role
+
+
+def _content(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return None
+    return message.get("value") if message.get("content") is None else message["content"]
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    parts = []
+    for part in content if isinstance(content, list | tuple) else [content]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "image":
+            parts.append({"type": "image"})
+        elif kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        else:
+            rule = (
+                'a content is text or a list of {"type": "image"} and {"type": "text", "text": ...}'
+            )
+            raise tp.DataError(f"{rule}, got {part!r:.80}")
+    return parts
+
+
+def _split(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(part["text"].split(MARK)):
+        if number:
+            yield {"type": "image"}
+        if text:
+            yield {"type": "text", "text": text}
+
+
+def _text(parts: Sequence[Mapping[str, Any]]) -> str | None:
+    return "".join(part.get("text", MARK) for part in parts) if parts else None
+
+
+__all__ = [
+    "NoPicture",
+    "VisionBatches",
+    "VisionRows",
+    "conversation",
+    "decoded",
+    "pictures_of",
+    "size_of",
+]
 
 WAY = 'fix it, or leave such rows out with on_error="skip"'
 
@@ -96,22 +324,22 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
     def process(self, run: Run) -> Run:
         self._check_rows(run, single=True)
         block = run.block
-        made: list[Any] = []
+        outcomes: list[Any] = []
         bad: dict[int, Exception] = {}
         for number, row in enumerate(block.rows()):
             try:
-                made.append(self._made(row, int(block.ids[number])))
+                outcomes.append(self._made(row, int(block.ids[number])))
             except (NoPicture, tp.DataError) as error:
                 if isinstance(error, tp.SchemaError):
                     raise
                 if self.traits.keeps_rows:
                     raise self._refused(error, int(block.ids[number])) from error
                 bad[number] = error
-                made.append(None)
-        run = run.with_block(block.with_data(made))
+                outcomes.append(None)
+        run = run.with_block(block.with_data(outcomes))
         if self.traits.keeps_rows:
             return run
-        gone = np.array([number in bad for number in range(len(made))], dtype=np.bool_)
+        gone = np.array([number in bad for number in range(len(outcomes))], dtype=np.bool_)
         self._left_out.drop(block, gone.astype(np.int64), lambda number: bad[number])
         return run.pick(np.flatnonzero(~gone)) if bad else run
 
@@ -122,8 +350,8 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
             there = list(row) if isinstance(row, Mapping) else type(row).__name__
             raise tp.SchemaError(f"{self} needs the columns {columns}, and there are {there}")
         try:
-            given = None if self.images is None else row[self.images]
-            pictures = pictures_of(given, self._folder(number), self.storage_options)
+            pictures_given = None if self.images is None else row[self.images]
+            pictures = pictures_of(pictures_given, self._folder(number), self.storage_options)
         except NoPicture as error:
             raise NoPicture(f"column {self.images!r}: {error}") from None
         values = [row[name] for name in names]
@@ -133,12 +361,12 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         if token is not None and written.text.count(token) != len(pictures):
             got = f"{written.text.count(token)} times {token} and {len(pictures)} pictures"
             raise tp.DataError(f"the text has one place for each picture, got {got}")
-        made = {"text": written.text, "spans": written.spans, "images": pictures}
-        length = made["length"] = self._length(written, pictures)
+        row_made = {"text": written.text, "spans": written.spans, "images": pictures}
+        length = row_made["length"] = self._length(written, pictures)
         if self.max_length is not None and length > self.max_length:
             rule = f"a row has at most max_length={self.max_length:,} tokens"
             raise tp.DataError(f"{rule}, got {length:,} with those of {len(pictures)} pictures")
-        return made
+        return row_made
 
     def _length(self, written: Written, pictures: Sequence[Any]) -> int:
         sizes = []
@@ -203,15 +431,15 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
 
     def pictures(self, rows: Sequence[Any]) -> list[list[Any]]:
         """The pictures of each row of a batch, for ``show()``."""
-        kept, pictures = [], []
+        lengths, pictures = [], []
         for row in rows:
             with suppress(NoPicture):  # the row is left out, or process() has raised
                 pictures.append([*map(decoded, row["images"])])
-                kept.append(row["length"])
+                lengths.append(row["length"])
         if self.max_length is None:
             return pictures
         packed: list[list[Any]] = [[] for _ in pictures]
-        for place, some in zip(rows_of(kept, self.max_length), pictures, strict=True):
+        for place, some in zip(rows_of(lengths, self.max_length), pictures, strict=True):
             packed[place] += some
         return packed
 
@@ -221,16 +449,16 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
         items: list[Any] = []
         for number, rows in enumerate(run.unroll()):
             first = 0 if run.bounds is None else int(run.bounds[number])
-            kept, pictures = [], []
+            rows_left, pictures = [], []
             for place, row in enumerate(rows):
                 try:
                     pictures.append([*map(decoded, row["images"])])
-                    kept.append(row)
+                    rows_left.append(row)
                 except NoPicture as error:
                     if self.traits.keeps_rows:
                         raise self._refused(error, int(run.block.ids[first + place])) from error
                     bad[first + place] = error
-            items.append(self._batch(kept, pictures) if kept else None)
+            items.append(self._batch(rows_left, pictures) if rows_left else None)
         run = run.with_items(items)
         if self.traits.keeps_rows:
             return run
@@ -246,10 +474,8 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
         if self.max_length is None:
             return batch
         lengths = [row["length"] for row in rows]
-        made = batch["attention_mask"].sum(1).tolist()
-        if lengths != made:
-            said = (
-                f"{self.processor.family} counts {lengths} tokens of rows, and makes {made} of them"
-            )
+        actual = batch["attention_mask"].sum(1).tolist()
+        if lengths != actual:
+            said = f"{self.processor.family} counts {lengths} tokens of rows, and makes {actual} of them"
             raise tp.DataError(f"{self}: {said}: leave packed out")
         return packed(batch, self.processor, rows_of(lengths, self.max_length), self.max_length)

@@ -27,8 +27,8 @@ from trainpipes.config import loads
 from trainpipes.testing import digest
 from trainpipes.tokenizers.chat import messages_of
 from trainpipes_recipes import vision_chat
-from trainpipes_recipes.pictures import NoPicture, decoded, size_of
 from trainpipes_recipes.vision import Processor
+from trainpipes_recipes.vision_rows import NoPicture, decoded, size_of
 from visions import FAMILIES, jpeg, model_of, processor_of, talks
 
 ROWS = talks(23)

@@ -29,7 +29,6 @@ from trainpipes._internal import messages as warn_once
 from trainpipes.cache import kept_file
 from trainpipes.cache.kept_file import locked
 from trainpipes.interfaces.stage_kinds import Rows, TableStage
-from trainpipes.stages import block_cache
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -266,7 +265,7 @@ def test_an_entry_is_an_arrow_stream_mapped_into_memory(data: Path, kept: Path) 
 def test_a_large_row_group_is_kept_in_parts(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_cache, "FILE_ROWS", 100)
+    monkeypatch.setattr("trainpipes.stages.cache.FILE_ROWS", 100)
     pq.write_table(pa.table({"x": range(1000), "text": ["a"] * 1000}), tmp_path / "big.parquet")
     count = Counted(tmp_path / "log")
     pipe = count.of(tp.read_parquet(tmp_path / "big.parquet").filter(odd))
@@ -637,7 +636,7 @@ def test_who_finds_an_entry_being_made_takes_others_first_and_waits_for_it_for_a
     assert found == list(range(ROWS))
     assert count.calls() == list(range(25))
     tp.cache.clear()
-    monkeypatch.setattr(block_cache, "PATIENCE", 0.05)
+    monkeypatch.setattr("trainpipes.stages.cache.PATIENCE", 0.05)
     with locked(path.with_suffix(".lock")):
         assert len(list(count.of(rows(data)))) == ROWS
 

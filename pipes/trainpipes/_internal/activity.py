@@ -1,7 +1,7 @@
-"""What each thread is doing, for ``trainpipes.profile``: one slot a thread, set where work is called.
+"""What each thread is doing, for ``trainpipes.profile``: a slot for each thread, set where work is called.
 
 While nothing is profiled, no slot is set. A slot adds up its own times, since a thread that samples
-wakes only when another one gives the GIL away: it would not see work that holds it for less than 5 ms.
+wakes only when another thread gives the GIL away: it would not see work that holds it for less than 5 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONG = 200e-6
 #: Of batches that are made when they are taken, every so many is timed.
 TIMED = 8
 
-#: Whether slots are set; what looks at batches.
+#: Whether slots are set; the function that looks at batches.
 is_on = False
 observer: Callable[[Any, int], None] | None = None
 #: Of this process since it began: requests to servers, bytes of their answers, hits of caches.
@@ -40,7 +40,7 @@ from_workers: list[Any] = []
 
 
 class Slot:
-    """What one thread is doing: a stage, or a text; None between. ``times``: of each, seconds that it took,
+    """What a thread is doing: a stage, or a text; None between. ``times``: of each, seconds that it took,
     and seconds of CPU.
     """
 
@@ -52,10 +52,10 @@ class Slot:
         self.times: dict[Any, list[float]] = {}
         self.since, self.cpu = perf_counter(), thread_time()
 
-    def to(self, what: Any) -> Any:
+    def to(self, label: Any) -> Any:
         now, before = perf_counter(), self.what
         lasted = now - self.since
-        self.what, self.since = what, now
+        self.what, self.since = label, now
         if before is None:
             if lasted > LONG:
                 self.cpu = thread_time()
@@ -85,8 +85,8 @@ class doing:
 
     __slots__ = ("_before", "_slot", "_what")
 
-    def __init__(self, what: Any) -> None:
-        self._what = what
+    def __init__(self, label: Any) -> None:
+        self._what = label
 
     def __enter__(self) -> None:
         self._slot: Slot | None = None
@@ -100,12 +100,12 @@ class doing:
 
 
 class each(Iterator[T]):
-    """Runs, each made at ``what``. None that was given is held: its memory is free for the next one."""
+    """Runs, each made at ``what``. No run that was given is held: its memory is free for the next."""
 
     __slots__ = ("_runs", "_what")
 
-    def __init__(self, what: Any, runs: Iterator[T]) -> None:
-        self._what, self._runs = what, runs
+    def __init__(self, label: Any, runs: Iterator[T]) -> None:
+        self._what, self._runs = label, runs
 
     def __next__(self) -> T:
         if not is_on:
@@ -136,7 +136,7 @@ _turns = itertools.count()
 
 
 def look_at(items: Any, k: int) -> None:
-    """Show an item of a run to what looks at batches."""
+    """Show an item of a run to the function that looks at batches."""
     if observer is not None:
         with suppress(Exception):  # raised again where the item is taken
             observer(items, k)

@@ -1,5 +1,7 @@
-"""The watching side of ``activity``: a thread that looks at its slots 20 times a second, what the system says
-of threads, and what the workers of a plain ``DataLoader`` write for the process that trains."""
+"""The watching side of ``activity``: a thread that looks at its slots 20 times a second, times that the
+system counts of threads, and files that the workers of a plain ``DataLoader`` write for the process that
+trains.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from typing import Any
 from trainpipes._internal import activity
 from trainpipes._internal.locks import Flag, start
 
-#: Seconds between two samples, and between two looks at what the system says.
+#: Seconds between two samples, and between two looks at the system's times.
 TICK, SYSTEM = 0.05, 1.0
 #: Seconds after its time that a sample is late: another thread holds the GIL, or the cores are taken.
 LATE = 1.5e-3
@@ -32,10 +34,10 @@ ITERATES = "iterates"
 
 @dataclass
 class Counts:
-    """What the threads of one process did in some seconds. Adds up.
+    """What the threads of a process did in some seconds. Adds up.
 
     Attributes:
-        times: seconds, and seconds of CPU, by group of threads and by what they did.
+        times: seconds, and seconds of CPU, by group of threads and by activity.
         threads: most threads of a group at the same time.
         samples, late: samples, and those that came late.
         cpu: seconds of CPU of the whole process.
@@ -83,7 +85,7 @@ class ActivitySampler(threading.Thread):
         self._over = Flag()
         self._lock = threading.Lock()
         self._labels: dict[Any, str] = {}
-        #: Of each slot, what was taken of it; of each thread, the time that it had waited for a core.
+        #: Of each slot, the times taken so far; of each thread, the time that it had waited for a core.
         self._taken: dict[activity.Slot, dict[Any, tuple[float, float]]] = {}
         self._waits: dict[int, float] = {}
         self._samples = self._late = 0
@@ -147,7 +149,7 @@ class ActivitySampler(threading.Thread):
             return counts
 
     def _take(self, slot: activity.Slot, now: float, into: dict[str, list[float]]) -> bool:
-        """Add what a thread did since the last time; whether it did anything."""
+        """Add a thread's work since the last time; whether it did anything."""
         did = False
         taken = self._taken.setdefault(slot, {})
         label, since = slot.what, slot.since
@@ -259,7 +261,7 @@ def begin_report(asked: Callable[[], int]) -> None:
 
 
 def end_report() -> None:
-    """A worker ends a pass: what it did is there before the process that trains knows."""
+    """A worker ends a pass: its times are there before the process that trains knows."""
     global _report
     if _report is not None:
         _report.sampler.stop()

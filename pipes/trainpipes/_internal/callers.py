@@ -73,7 +73,8 @@ def in_mesh(mesh: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
 
 #: Whether a user's code is asked, in this thread, for the rows or keys of an epoch.
 _making_rows = ContextVar("making_rows", default=False)
-#: Libraries whose loops are known, by what is imported where they run, and what knows them.
+#: Libraries whose loops are known, by modules that are imported where they run, and the module that knows
+#: them.
 LIBRARIES = ("accelerate", "transformers", "lightning.pytorch", "pytorch_lightning", "ray.train")
 KNOWING = "trainpipes.integrations.callers"
 

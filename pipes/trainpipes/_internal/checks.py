@@ -22,7 +22,7 @@ LARGEST = 2**63 - 1
 #: Characters of a path, at most.
 LONGEST_PATH = 4096
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
-#: What pip calls a package, where it is not what Python calls it or not every version will do.
+#: Names of packages for pip, where Python has another name or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
     "lance": "pylance",
@@ -37,7 +37,7 @@ MOST_BITS = 1023
 
 
 def wrong(option: str, rule: str, value: Any, way: str = "") -> errors.ConfigError:
-    """The error of an option that is not what it must be.
+    """The error of an option with a bad value.
 
     >>> wrong("batch(batch_size)", "an integer of 1 or more", 0, "leave it out")
     ConfigError('batch(batch_size) must be an integer of 1 or more, got 0; leave it out')
@@ -104,7 +104,7 @@ def flag(value: Any, option: str) -> bool:
 
 
 def byte_count(value: Any, option: str, least: int = 1) -> int:
-    """A number of bytes, given as one or as text with a unit; raises ConfigError below ``least``.
+    """A number of bytes, as an integer or as text with a unit; raises ConfigError below ``least``.
 
     >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
     (1500000000, 4194304, 10)
@@ -156,7 +156,7 @@ def several(value: Any) -> bool:
 
 
 def one_by_one(values: Sequence[Any]) -> Sequence[Any]:
-    """Arguments given one by one, or as one list or tuple."""
+    """Arguments, or the items of a single list or tuple."""
     first = values[0] if len(values) == 1 else None
     return first if isinstance(first, list | tuple) else values
 
@@ -172,7 +172,7 @@ def is_name(value: Any) -> bool:
 
 
 def column_names(value: Any, option: str, least: int = 1) -> list[str]:
-    """The names of one column or of several, each once."""
+    """The names of a column or of several, each once."""
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
     good = good and all(map(is_name, names))
@@ -198,7 +198,7 @@ def repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-# How options are declared: what stands in Annotated is called with the value and the option's name
+# How options are declared: the function in Annotated is called with the value and the option's name
 
 
 @dataclass(frozen=True)

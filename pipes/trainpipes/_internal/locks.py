@@ -1,9 +1,9 @@
-"""Locks that no fork inherits locked, waits that Ctrl-C ends, sets that let go of what nobody holds, and
+"""Locks that no fork inherits locked, waits that Ctrl-C ends, sets that let go of unreferenced items, and
 ``cached_property`` without the lock that it has in Python 3.11.
 
 Conditions, events and semaphores of ``threading``, queues and ``concurrent.futures`` are Python code: where
 Ctrl-C comes within them, a lock stays held, and a thread waits for it for ever. So threads that get signals
-use what is here, of locks in C.
+use those here, of locks in C.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Bell:
         return sleeper
 
     def forget(self, sleeper: threading.Lock) -> None:
-        """Forget one that does not wait any more."""
+        """Forget a thread that does not wait any more."""
         with suppress(ValueError):
             self._sleeping.remove(sleeper)
 
@@ -197,15 +197,15 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property
 else:
     #: Python 3.11 makes the dict of an object's attributes when it is first asked for. It collects garbage
-    #: meanwhile, and so may run Python code, in which another thread makes one, too: both hold the same
+    #: meanwhile, and so may run Python code, in which another thread makes a set, too: both hold the same
     #: values, and free them twice. So only one thread asks at a time.
     _making_dicts = ForkLock()
-    #: Seconds until a thread asks in any case: what garbage collection runs may wait for it.
+    #: Seconds until a thread asks in any case: finalizers of garbage collection may wait for it.
     _PATIENCE = 1.0
 
     class cached_property:
         """A property that is made when it is first asked for. Where several threads ask, it may be made
-        several times, and all get the same one. A process that is forked while a thread makes it would
+        several times, and all get the same value. A process that is forked while a thread makes it would
         inherit a lock that nobody releases.
         """
 
@@ -223,10 +223,10 @@ else:
                 values.setdefault(self._name, self._make(one))
             return values[self._name]
 
-    def _dict_of(one):
+    def _dict_of(instance):
         try:
             _making_dicts.acquire(timeout=_PATIENCE)
-            return vars(one)
+            return vars(instance)
         finally:
             with suppress(RuntimeError):  # it was not acquired
                 _making_dicts.release()

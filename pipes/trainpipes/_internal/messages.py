@@ -27,12 +27,12 @@ log = logging.getLogger("trainpipes")
 
 _warned: set[object] = set()
 
-#: Of one kind, those that are all logged.
+#: Messages of a kind that are all logged.
 MOST_SAID = 10
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name close to one of ``names``, else nothing.
+    """`` (did you mean 'x'?)`` for a name close to a name in ``names``, else nothing.
 
     >>> nearest("shufle", ["shuffle", "repeat"]), nearest("from_csv", ["from_arrow", "read_csv"])
     (" (did you mean 'shuffle'?)", " (did you mean 'read_csv'?)")
@@ -201,7 +201,7 @@ def no_columns(row_type: str, caller: object) -> errors.SchemaError:
 
 
 def is_worth_a_line(count: int) -> bool:
-    """Whether the n-th of one kind is logged: each of the first ten, then ever fewer of them.
+    """Whether the n-th of a kind is logged: each of the first ten, then ever fewer of them.
 
     >>> [n for n in range(1, 1001) if is_worth_a_line(n)][9:13], is_worth_a_line(1000)
     ([10, 20, 30, 40], True)
@@ -304,7 +304,7 @@ WIDTH, NARROWEST = 100, 4
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or what ``COLUMNS`` says."""
+    """Columns of the terminal, or ``COLUMNS``."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 

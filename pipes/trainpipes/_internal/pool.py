@@ -1,4 +1,4 @@
-"""Threads that work ahead of the one that trains.
+"""Threads that work ahead of the thread that trains.
 
 Whoever waits for a task that nobody has begun does it itself: so a pool without threads, in a
 forked child, still gets everything done.
@@ -100,10 +100,10 @@ class Pool:
     """Threads that do tasks by priority, started when there is something to do.
 
     Args:
-        shares: whether whoever waits may work too; not where functions are made for one thread.
-        within: whether tasks of other pools wait for tasks of this one.
+        shares: whether whoever waits may work too; not where functions are made for a single thread.
+        within: whether tasks of other pools wait for tasks of this pool.
         name: of its threads.
-        waiting: what a thread does that waits for a task.
+        waiting: the label of a thread that waits for a task.
         pauses: whether a fork waits for tasks that run; not where these are long.
     """
 
@@ -140,8 +140,8 @@ class Pool:
         self._start()
 
     def _wake(self) -> None:
-        """Have a thread look for a task, perhaps a new one, which ``_start`` starts without the lock."""
-        if self._tasks_come.ring(1):  # one that was woken before may not look for this task
+        """Have a thread look for a task, perhaps a new thread, which ``_start`` starts without the lock."""
+        if self._tasks_come.ring(1):  # a thread that was woken before may not look for this task
             return
         if self._closed or len(self._alive) >= self.threads + self._waiting:
             return
@@ -172,7 +172,7 @@ class Pool:
             if mine:
                 _own.pool = self
                 future.run()
-            del future  # and what it holds
+            del future  # and its result
             with self._lock:
                 self._running -= 1
                 self._reading_ahead -= priority is Priority.READING_AHEAD
@@ -274,7 +274,7 @@ class Pool:
         self._paused = False
 
     def join(self) -> None:
-        """Close, and wait for the threads: one that outlives the interpreter would abort the process."""
+        """Close, and wait for the threads: a thread that outlives the interpreter would abort the process."""
         self.close()
         for thread in self._alive:
             if thread.ident is not None:  # it was started

@@ -30,13 +30,13 @@ log = logging.getLogger("trainpipes")
 
 #: Seconds after which a job counts as long.
 PATIENCE = 1.0
-#: Seconds from one drawing of a bar to the next, and from one line of the log to the next.
+#: Seconds between drawings of a bar, and between lines of the log.
 EVERY_DRAWN = 0.2
 EVERY_LOGGED = 10.0
 
 
 class Progress:
-    """Counts how much of a job is done. Threads may share one.
+    """Counts how much of a job is done. Threads may share it.
 
     >>> with Progress("reading footers", total=3, unit="files") as progress:
     ...     for _ in range(3):

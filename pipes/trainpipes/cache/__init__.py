@@ -30,7 +30,7 @@ VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
 ROWS, FOOTERS, SCHEMAS, BYTES = "rows", "footers", "schemas", "bytes"
-#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, of locks, and of counters.
+#: Ends of names: of an entry, of a chunk of a remote file, of an unfinished file, of locks, and of counters.
 SUFFIX, CHUNK, PART, LOCK, USED = ".arrow", ".chunk", ".part", ".lock", ".used"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
@@ -43,8 +43,8 @@ class CacheInfo:
 
     Attributes:
         folder: where; None if nothing is to be kept.
-        blocks, block_bytes: entries with rows, each a row group or a part of a large one.
-        indexes, index_bytes: layouts of files, each of one data set.
+        blocks, block_bytes: entries with rows, each a row group or a part of a large row group.
+        indexes, index_bytes: layouts of files, each of a data set.
         chunks, chunk_bytes: parts of remote files, of ``list_files(cache_dir=...)``.
     """
 
@@ -69,7 +69,7 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder for caches; None where ``TRAINPIPES_CACHE`` says that nothing is kept.
 
     Args:
-        path: a folder of the user's choice; by default the one of this machine.
+        path: a folder of the user's choice; by default that of this machine.
 
     Raises:
         ConfigError: the variable names no folder of this machine.
@@ -186,7 +186,7 @@ def _files(folder: str) -> list[str]:
 
 
 def _folders(below: Path) -> list[str]:
-    """A folder and those in it: one's own, and no links."""
+    """A folder and its subfolders: owned by this user, and no links."""
     with suppress(OSError):
         about = os.lstat(below)
         if stat.S_ISDIR(about.st_mode) and owner() in (None, about.st_uid):

@@ -1,6 +1,6 @@
-"""Entries of a cache, made by one, read by all; their files and locks are for their owner alone.
+"""Entries of a cache, made by one process, read by all; their files and locks are for their owner alone.
 
-Damaged files are removed, with one warning. Links, and files of other users, are not used.
+Damaged files are removed, with a warning. Links, and files of other users, are not used.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ class NotOwnError(PermissionError):
     """A file or folder that is another user's."""
 
 
-def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0) -> int:
+def open_file(path: str | os.PathLike[str], *, private: bool = True, flags: int = 0) -> int:
     """A handle of a plain file, to read it unless ``flags`` say more."""
-    handle = os.open(path, flags | FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
+    handle = os.open(
+        path, flags | FLAGS | (_NO_LINK if private else 0), 0o600 if private else 0o666
+    )
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a file", os.fspath(path))
-        if own and cache.owner() not in (None, status.st_uid):
+        if private and cache.owner() not in (None, status.st_uid):
             raise NotOwnError(errno.EPERM, f"user {status.st_uid} owns it", os.fspath(path))
     except BaseException:
         os.close(handle)
@@ -59,13 +61,13 @@ def make_file(
     path: Path,
     fill: Callable[[BinaryIO], None],
     *,
-    own: bool = True,
+    private: bool = True,
     room: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
     """Make a file beside its place and rename it there: of two makers the last one wins."""
     beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{cache.PART}")
-    _make_folder(path.parent, own)
-    handle = open_file(beside, own=own, flags=os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    _make_folder(path.parent, private)
+    handle = open_file(beside, private=private, flags=os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(handle, "r+b") as file:
             fill(file)
@@ -75,12 +77,12 @@ def make_file(
         with suppress(OSError):
             os.unlink(beside)
         raise
-    if own:
+    if private:
         cache.remove_leftovers(path.parent)
 
 
-def _make_folder(folder: Path, own: bool = True) -> None:
-    """Make a folder. The folder above one of a cache keeps other users out: it must be owned by this user."""
+def _make_folder(folder: Path, private: bool = True) -> None:
+    """Make a folder. The folder above a cache keeps other users out: it must be owned by this user."""
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     for above in (top.parent, top):
         os.makedirs(above, 0o700, exist_ok=True)
@@ -92,15 +94,15 @@ def _make_folder(folder: Path, own: bool = True) -> None:
         said = f"{top} is a link"
     elif user != status.st_uid:
         said = f"user {status.st_uid} owns {top}"
-    if own and user is not None and said:
+    if private and user is not None and said:
         raise NotOwnError(errno.EPERM, said, str(top))
     os.makedirs(folder, 0o700, exist_ok=True)
 
 
 @contextmanager
 def locked(path: Path, patience: float = math.inf, pause: float = 0.05) -> Iterator[bool]:
-    """Keep other threads and processes of this machine from the same work; False if one is still at it after
-    ``patience`` seconds. Where a file system has no locks, nobody waits.
+    """Keep other threads and processes of this machine from the same work; False if another is still at it
+    after ``patience`` seconds. Where a file system has no locks, nobody waits.
     """
     end = time.monotonic() + patience
     if (handle := _lock(path)) is None and patience:
@@ -128,13 +130,13 @@ def _lock(path: Path) -> int | None:
 
 T = TypeVar("T")
 
-#: The key, in a table's schema, of what it is about; and the bytes of a file in which ours have it.
+#: The key, in a table's schema, of the table's description; and the bytes of a file in which ours have it.
 KEY = b"trainpipes:about"
 HEAD = 1 << 16
 #: A file's last bytes: this, and the CRC-32 of all bytes before both.
 MAGIC = b"TPSUM001"
 TRAILER = len(MAGIC) + 4
-#: Chunks of one column may have dictionaries of their own, which a file that is no stream has not.
+#: Chunks of a column may have dictionaries of their own, which a file that is no stream has not.
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 
 #: Files that this process has found to be whole: device, inode, size and time of the last change.
@@ -146,13 +148,13 @@ class ForeignError(OSError):
 
 
 def write(
-    path: Path, tables: Iterable[pa.Table], about: dict[str, Any] | None, *, own: bool = True
+    path: Path, tables: Iterable[pa.Table], about: dict[str, Any] | None, *, private: bool = True
 ) -> bool:
     """Write tables; without ``about`` as a plain Arrow file. False, and no file, if there are none."""
     rest = iter(tables)
     first = next(rest, None)
     if first is not None:
-        make_file(path, partial(fill, about, chain([first], rest), first.schema), own=own)
+        make_file(path, partial(fill, about, chain([first], rest), first.schema), private=private)
     return first is not None
 
 
@@ -181,17 +183,17 @@ def _trailer(content: memoryview | mmap.mmap) -> bytes:
     return MAGIC + zlib.crc32(content).to_bytes(4, "little")
 
 
-def read(path: Path, about: dict[str, Any], *, own: bool = True) -> pa.Table | None:
+def read(path: Path, about: dict[str, Any], *, private: bool = True) -> pa.Table | None:
     """The rows of a file; None if it is not there, not whole, or about something else."""
-    return read_content(path, partial(_table, about), own=own)
+    return read_content(path, partial(_table, about), private=private)
 
 
 def read_content(
-    path: Path, parse: Callable[[pa.Buffer], T | None], *, own: bool = True
+    path: Path, parse: Callable[[pa.Buffer], T | None], *, private: bool = True
 ) -> T | None:
     """Parse a file's content; None if the file is not there, or not whole."""
     try:
-        handle = open_file(path, own=own)
+        handle = open_file(path, private=private)
     except NotOwnError as error:
         warn_once(
             f"{path} is not used, for {error.strerror}: each user keeps files of their own. Name a folder "
@@ -205,7 +207,7 @@ def read_content(
         about = os.fstat(handle)
         mark = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
         try:
-            again = f"/dev/fd/{handle}"  # the same one, under any name
+            again = f"/dev/fd/{handle}"  # the same file, under any name
             with pa.memory_map(again if os.path.exists(again) else os.fspath(path)) as source:
                 content = source.read_buffer()
             if mark not in _whole:
@@ -214,11 +216,11 @@ def read_content(
                     raise ValueError("the checksum differs")
             parsed = parse(content.slice(0, content.size - TRAILER))
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
-            if not own and about.st_size and KEY not in file.read(HEAD):
+            if not private and about.st_size and KEY not in file.read(HEAD):
                 raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
             _drop_file(path, about)
             return None
-    if parsed is not None and own:
+    if parsed is not None and private:
         with suppress(OSError, NotImplementedError):
             # The least recently used ones go first. What tells files apart stays.
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
@@ -237,7 +239,7 @@ def _table(about: dict[str, Any], content: pa.Buffer) -> pa.Table | None:
 
 def _drop_file(path: Path, status: os.stat_result) -> None:
     with suppress(OSError):
-        if os.path.samestat(status, os.lstat(path)):  # no other one has come in its place
+        if os.path.samestat(status, os.lstat(path)):  # no other file has come in its place
             os.unlink(path)
     warn_once(
         f"{path} was damaged: cut short or changed after it was written. It is removed and made again; "
@@ -250,7 +252,7 @@ def _drop_file(path: Path, status: os.stat_result) -> None:
 LEFT = 0.95
 #: Seconds that a process waits for others to have kept an entry, before it goes on without keeping its own.
 PATIENCE, TICK = 2.0, 0.002
-#: After a failure to write, so many entries at most are not tried before the next one is.
+#: After a failure to write, so many entries at most are not tried before the next is.
 MOST_UNTRIED = 256
 
 
@@ -260,7 +262,7 @@ class _NoRoomError(Exception):
 
 @dataclass(eq=False)
 class Store:
-    """A folder of entries of one kind.
+    """A folder of entries of a kind.
 
     Args:
         most: bytes of them, or None; ``limit`` is the option's name.
@@ -281,7 +283,7 @@ class Store:
         return cache.path_of(self.root, self.kind, digest)
 
     def is_off(self, path: Path) -> bool:
-        """Whether an entry is not worth another try: what fails, such as a full disk, may pass."""
+        """Whether an entry is not worth another try: a failure, such as a full disk, may pass."""
         self._untried -= self._untried > 0
         return self._untried > 0 or path in self._too_large
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 __all__ = ["main"]
 
-#: What the command itself needs, by the name that it is imported by, and what pip calls it.
+#: Packages that the command itself needs, by the name for import, and the name for pip.
 PACKAGES = {"click": "click", "yaml": "pyyaml"}
 
 
@@ -34,9 +34,7 @@ def main() -> None:
             os.write(2, f"error: stdout: {error.strerror}\n".encode())
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = code or 1
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # what the interpreter does at its end would print it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the interpreter would print it at its end
     sys.exit(code)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import shell_complete
 
-from trainpipes.cli import look, prepare, rows
+from trainpipes.cli import look, prepare
 from trainpipes.cli.run import command as run_command
 from trainpipes.cli.shared import error_line, printable, warning_line
 from trainpipes.version import __version__
@@ -28,8 +28,8 @@ COMMANDS = (
     prepare.repack_command,
     prepare.tokenize_command,
     look.state_command,
-    rows.locate_command,
-    rows.find_command,
+    look.locate_command,
+    look.find_command,
 )
 INTERRUPTED = 130
 #: Characters of an error that nobody foresaw.
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def said(error: BaseException) -> str:
-    """An error as one text; of one that nobody foresaw, its kind, too."""
+    """An error as a text; of an unforeseen error, its kind, too."""
     known = sys.modules.get("trainpipes.errors")
     if known and isinstance(error, known.TrainpipesError):
         text = _without_trace(error)

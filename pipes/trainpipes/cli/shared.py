@@ -1,5 +1,5 @@
 """What commands share: options, the pipeline that a command line names (a recipe, a config, or files), and
-what is printed: results to stdout; notes, warnings and errors to stderr.
+printing: results to stdout; notes, warnings and errors to stderr.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def out(text: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value; NaN and infinity as null."""
+    """Print a JSON value; NaN and infinity as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     is_utf = encoding.startswith("utf")
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_manifest(value: Any, **more: Any) -> None:
-    """Print what was written, without the entry of each file."""
+    """Print the result of a writer, without the entry of each file."""
     fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in {"entries", "notes"}}
     print_json({**fields, **more})
 
@@ -51,7 +51,7 @@ def print_manifest(value: Any, **more: Any) -> None:
 def print_written(
     done: Any, seconds: float, *more: tuple[str, str], rows: str = "", size: str = ""
 ) -> None:
-    """Print how much was written, with what ``rows`` and ``size`` say besides."""
+    """Print how much was written, and the texts ``rows`` and ``size``."""
     there = f", {done.kept:,} of them there already" if done.kept else ""
     lines = [("files", f"{len(done.files):,}{there}"), ("rows", f"{done.rows:,}{rows}"), *more]
     print_table([*lines, ("size", f"{amount(done.bytes)}{size}"), ("took", f"{seconds:,.1f} s")])
@@ -206,7 +206,7 @@ class PipelineOptions:
         return self.config(config, files) if config is not None else self.recipe(str(recipe), files)
 
     def files(self, files: Sequence[str]) -> Pipeline:
-        """The rows of files of one format, in their order, in batches."""
+        """The rows of files of the same format, in their order, in batches."""
         of_others = ("tokenizer", "options", "changes", "allow_imports")
         self._refuse("files alone are read and cut into batches", *of_others)
         from trainpipes.pipeline.starts import read_by_name

@@ -59,7 +59,7 @@ _AS_NUMBERS = frozenset(
 
 
 def stands_for_number(kind: pa.DataType) -> bool:
-    """Whether a type is one of decimals, dates, times or durations, of which ``as_numbers`` makes numbers."""
+    """Whether ``as_numbers`` makes numbers of a type: decimals, dates, times, durations."""
     return kind.id in _AS_NUMBERS
 
 
@@ -104,8 +104,8 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
     valid = None if null is None else to_arrow(~null).buffers()[1]
     is_bool = values.dtype == np.bool_
     kind = pa.uint8() if is_bool else pa.from_numpy_dtype(values.dtype)
-    made = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
-    return made.cast(pa.bool_()) if is_bool else made
+    column = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
+    return column.cast(pa.bool_()) if is_bool else column
 
 
 def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -161,7 +161,7 @@ def list_array(values: Array, lengths: IntArray) -> pa.Array:
 
 
 def stretches(starts: IntArray, lengths: IntArray) -> IntArray:
-    """The places of stretches one after the other, int64.
+    """The places of consecutive stretches, int64.
 
     >>> stretches(np.array([7, 2]), np.array([1, 3])).tolist()
     [7, 2, 3, 4]
@@ -173,7 +173,7 @@ def stretches(starts: IntArray, lengths: IntArray) -> IntArray:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The same values in a type with one memory layout."""
+    """The same values in a type with a single memory layout."""
     if isinstance(array, pa.ExtensionArray):
         return plain(array.storage)
     kind, is_ = array.type, pa.types
@@ -190,7 +190,7 @@ Made = TypeVar("Made")
 
 
 def once_for_each(make: Callable[[pa.Table], Made]) -> Callable[[pa.Table], Made]:
-    """A function of tables that keeps what it has made of one as long as that is there."""
+    """A function of tables that keeps its result for a table as long as the table lives."""
     known: dict[int, tuple[weakref.ref[pa.Table], Made]] = {}
 
     def get(table: pa.Table) -> Made:
@@ -205,7 +205,7 @@ def once_for_each(make: Callable[[pa.Table], Made]) -> Callable[[pa.Table], Made
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:
-    """A column as one array; copied only if it has several chunks."""
+    """A column as a single array; copied only if it has several chunks."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -355,7 +355,7 @@ def is_text(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is one of lists with offsets."""
+    """Whether an Arrow type is a list with offsets."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -386,7 +386,7 @@ def has_text(kind: Any) -> bool:
 
 
 def replaced(array: Any) -> Any:
-    """An array with U+FFFD for what is not UTF-8, as ``errors="replace"``."""
+    """An array with U+FFFD for bytes that are not UTF-8, as ``errors="replace"``."""
     kind = array.type
     if not has_text(kind) or is_utf8(array):
         return array

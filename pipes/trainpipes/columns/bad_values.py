@@ -20,7 +20,7 @@ _NANOSECONDS = "a time in nanoseconds"
 
 class naming_bad_values(doing):
     """Around a stage's work, or where Python objects are made of Arrow values: errors name the row and
-    column of a bad one, text that is not UTF-8, or a number or time that Python has none for. Nothing is
+    column of a bad value, text that is not UTF-8, or a number or time that Python has none for. Nothing is
     looked at before something is raised.
     """
 
@@ -33,14 +33,14 @@ class naming_bad_values(doing):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._slot is not None:
             self._slot.to(self._before)
-        if isinstance(error, UnreadableError):  # which was raised here, by stages within one
+        if isinstance(error, UnreadableError):  # which was raised here, by stages within a stage
             return
         bad = _first_bad_value(self._block.data) if _is_about_values(error) else None
         if bad is None or (bad[2].startswith(_NANOSECONDS) and not _is_about_nanoseconds(error)):
             return
-        caller, (number, name, what) = self._caller, bad
+        caller, (number, name, said) = self._caller, bad
         problem = UnreadableError(
-            f"{'' if caller is None else f'{caller}: '}column {name!r} holds {what}",
+            f"{'' if caller is None else f'{caller}: '}column {name!r} holds {said}",
             stage=None if caller is None else str(caller),
         )
         problem._trainpipes = caller and str(caller), int(self._block.ids[number])
@@ -55,16 +55,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _is_about_values(error: BaseException | None) -> bool:
     kinds = ValueError | ArithmeticError | pa.ArrowException
-    return any(isinstance(one, kinds) for one in _chain(error))
+    return any(isinstance(raised, kinds) for raised in _chain(error))
 
 
 def _is_about_nanoseconds(error: BaseException | None) -> bool:
     """Whether a time was to become Python's: as a number it is none that is bad."""
-    return any(str(one).startswith("Nanosecond") for one in _chain(error))
+    return any(str(raised).startswith("Nanosecond") for raised in _chain(error))
 
 
 def _first_bad_value(data: Any) -> tuple[int, str, str] | None:
-    """The first row with a value that Python lacks, its column, and what it holds."""
+    """The first row with a value that Python lacks, its column, and the value in words."""
     places: list[tuple[int, str, str]] = []
     for name in data.column_names if isinstance(data, pa.Table) else ():
         first = 0

@@ -56,13 +56,13 @@ class Pieces(NamedTuple):
         return Pieces(ids, epochs, bounds)
 
 
-#: A number that all rows share, or one of each row: int64 ``[rows]``.
+#: A number that all rows share, or a number for each: int64 ``[rows]``.
 Each: TypeAlias = "int | IntArray"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one payload to be gathered, at ``index`` int64 ``[rows]``, or all if None."""
+    """Rows of a payload to be gathered, at ``index`` int64 ``[rows]``, or all if None."""
 
     data: Payload
     index: IntArray | None
@@ -98,7 +98,7 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches that lie in one payload: its rows at ``index``, cut at ``bounds``."""
+    """Batches that lie in a payload: its rows at ``index``, cut at ``bounds``."""
 
     data: Payload
     index: IntArray | None
@@ -195,7 +195,7 @@ class Block:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row, about, of what the rows are picked from."""
+        """Bytes of a row, about, of the payload that rows are picked from."""
         return payload_row_bytes(self.within)
 
     @property

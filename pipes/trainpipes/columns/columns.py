@@ -1,4 +1,6 @@
-"""Columns of rows in the forms that users' functions take: Arrow, NumPy, torch."""
+"""Columns of rows in the forms that users' functions take: Arrow, NumPy, torch; and Arrow expressions over
+columns: as conditions, as text, and asked of rows.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.checks import repeated
+from trainpipes._internal.checks import repeated, require, several, wrong
 from trainpipes._internal.messages import no_columns
 from trainpipes.columns.arrays import (
     Array,
@@ -23,6 +27,7 @@ from trainpipes.columns.arrays import (
     to_numpy,
 )
 from trainpipes.columns.bad_values import BadCell, first_bad
+from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload, payload_rows
 from trainpipes.columns.python_values import array_of, column_of, lists_of, python_values
 from trainpipes.columns.tensor_rows import TensorRows
@@ -42,7 +47,7 @@ def table_of(data: Payload, caller: object) -> pa.Table:
 
 def with_numbers(table: pa.Table) -> pa.Table:
     """A table with numbers for decimals, dates, times and durations: see ``as_numbers``. Made once for a
-    table, of which runs take rows one after the other.
+    table, of which runs take consecutive rows.
     """
     converted = _converted(table)
     return table if converted is None else converted
@@ -149,8 +154,8 @@ def from_columns(columns: Any, caller: object, type_of: TypeOf | None = None) ->
     return pa.table(arrays)
 
 
-def _refused(caller: object, what: str) -> SchemaError:
-    return SchemaError(f"{caller}: the function {what}", stage=str(caller))
+def _refused(caller: object, problem: str) -> SchemaError:
+    return SchemaError(f"{caller}: the function {problem}", stage=str(caller))
 
 
 def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) -> Any:
@@ -232,3 +237,54 @@ def _lists_of_arrays(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [_lists_of_arrays(row) for row in value] if value.ndim > 1 else value[()]
     return value
+
+
+#: Of a filter, at most: of some 9,000 Arrow (25) ends the process.
+MOST_CONDITIONS = 2000
+
+
+def as_expression(filter: Any, caller: str) -> pc.Expression:
+    if isinstance(filter, pc.Expression):
+        text = text_of(filter)
+        _check_count(1 + text.count(" and ") + text.count(" or "), caller)
+        return filter
+    if several(filter):
+        options = (clause for clause in filter if several(clause))
+        _check_count(
+            sum(len(clause) if clause and several(clause[0]) else 1 for clause in options), caller
+        )
+    try:
+        import pyarrow.parquet as pq
+
+        return pq.filters_to_expression(filter)
+    except Exception as error:  # of any kind, for a list of any values
+        example = '[["x", ">", 20], ["lang", "in", ["en", "de"]]]'
+        rule = f"a pyarrow expression, or a list such as {example}"
+        way = "put .filter(function) after it" if callable(filter) else str(error)
+        raise wrong(caller, rule, filter, way) from None
+
+
+def _check_count(conditions: int, caller: str) -> None:
+    way = 'give the values of a column as one condition, ["x", "in", [...]], or a function of a row'
+    rule = f"at most {MOST_CONDITIONS:,} conditions, which Arrow goes through by recursion"
+    require(conditions <= MOST_CONDITIONS, caller, rule, conditions, way)
+
+
+def text_of(expression: pc.Expression) -> str:
+    """The text of an expression, with a digest where Arrow leaves out some of its values."""
+    try:
+        text = str(expression)
+    except UnicodeDecodeError:  # Arrow has cut a value within a character
+        text = "..."
+    if "..." in text:
+        _, (content,) = expression.__reduce__()
+        text += f" sha256:{short_digest(content)}"
+    return text
+
+
+def rows_that_match(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.bool_]:
+    """For which rows an expression is true, bool ``[rows]``; raises Arrow's errors."""
+    numbered = table.append_column("", to_arrow(np.arange(len(table))))
+    mask = np.zeros(len(table), dtype=np.bool_)
+    mask[to_numpy(numbered.filter(expression).column(table.num_columns))] = True
+    return mask

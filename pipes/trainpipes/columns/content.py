@@ -17,12 +17,12 @@ import torch
 from trainpipes._internal.pool import side_by_side
 from trainpipes.columns.arrays import TEXTS, apart, is_list, plain, to_numpy
 
-#: Rows of a column, and bytes of a tensor, that are hashed in one piece.
+#: Rows of a column, and bytes of a tensor, that are hashed at a time.
 PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
 #: Most threads that hash.
 MOST_THREADS = 8
 
-#: Digests of objects that are still there: by id, with what else must be the same.
+#: Digests of objects that are still there: by id, with a value that must be the same.
 _known: dict[int, tuple[Any, Any, str]] = {}
 
 
@@ -33,7 +33,7 @@ def short_digest(content: bytes) -> str:
 def table_digest(table: pa.Table) -> str:
     """A digest of a table's names, types and rows, 64 hexadecimal digits."""
 
-    def made() -> str:
+    def compute() -> str:
         fields = [(field.name, str(field.type)) for field in table.schema]
         pieces = [
             partial(_piece, column.slice(start, PIECE_ROWS))
@@ -42,13 +42,13 @@ def table_digest(table: pa.Table) -> str:
         ]
         return _joined(repr((fields, len(table))), pieces, table.get_total_buffer_size())
 
-    return _once(table, None, made)
+    return _once(table, None, compute)
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """A digest of a tensor's shape, dtype and numbers, 64 hexadecimal digits."""
 
-    def made() -> str:
+    def compute() -> str:
         rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
         row_bytes = max(1, rows[:1].nbytes)
         step = max(1, PIECE_BYTES // row_bytes)
@@ -57,7 +57,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
     # Counts changes in place; those by way of an array that shares its memory are not seen.
     changes = None if tensor.is_inference() else tensor._version
-    return _once(tensor, changes, made)
+    return _once(tensor, changes, compute)
 
 
 def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
@@ -65,9 +65,9 @@ def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
     known = _known.get(key)
     if known is not None and known[0]() is value and known[1] == state:
         return known[2]
-    made = make()
-    _known[key] = weakref.ref(value, lambda _: _known.pop(key, None)), state, made
-    return made
+    digest = make()
+    _known[key] = weakref.ref(value, lambda _: _known.pop(key, None)), state, digest
+    return digest
 
 
 def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
@@ -120,14 +120,14 @@ class _Streams:
         kind = array.type
         if pa.types.is_null(kind):
             return
-        if _is_odd(kind):  # Arrow has no way to bring these into one form: row by row
+        if _is_odd(kind):  # Arrow has no way to bring these into the same form: row by row
             for value in array.to_pylist():
                 self._feed(path, f"{value!r}\n".encode("utf-8", "backslashreplace"))
             return
         if array.null_count:
             nulls = np.flatnonzero(to_numpy(array.is_null())) + first
             self._feed(f"{path}?", nulls.astype("<i8"))
-            array = array.drop_null()  # what lies below a null may be anything
+            array = array.drop_null()  # bytes below a null may be anything
             if not len(array):
                 return
         self._values(array, kind, path)
@@ -149,7 +149,7 @@ class _Streams:
                 self.add(values, f"{path}*")
             elif len(values):
                 self._feed(path, values)
-        elif kind.bit_width:  # all others are of one width
+        elif kind.bit_width:  # all others have a fixed width
             width = kind.bit_width // 8
             self._feed(path, array.buffers()[1][array.offset * width :][: len(array) * width])
 

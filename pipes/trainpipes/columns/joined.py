@@ -1,11 +1,19 @@
-"""Arrow tables joined as they come, so that each one's memory serves for decoding the next."""
+"""Arrow tables joined as they come, so that each one's memory serves for decoding the next.
+
+Of tables of hundreds of columns, those of the same type lie side by side, as an array ``[columns, rows]``: a
+call for each column takes longer than its values do.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.stride_tricks import as_strided
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import (
@@ -15,14 +23,106 @@ from trainpipes.columns.arrays import (
     dtype_of,
     gathered,
     is_list,
+    is_number,
     numbers,
     offset_dtype,
+    once_for_each,
     one_chunk,
     to_numpy,
 )
-from trainpipes.columns.matrices import matrix_kinds
 from trainpipes.columns.types import difference
 from trainpipes.errors import SchemaError
+
+#: Columns of the same type from which it is worth it.
+LEAST_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """Columns of a table, at ``places`` in it. ``spaced`` ``[columns, items]`` is their memory, each up to
+    the next column: the first ``rows`` items are a column's values, and nothing else may be read.
+    """
+
+    kind: pa.DataType
+    places: tuple[int, ...]
+    spaced: Array
+    rows: int
+
+    def gathered(self, index: IntArray | None) -> Array:
+        """The rows at ``index``, ``[columns, rows]``, or all if None; a view where they follow each other."""
+        if index is None:
+            return self.spaced[:, : self.rows]
+        start, count = int(index[0]) if len(index) else 0, len(index)
+        if (index == np.arange(start, start + count)).all():
+            return self.spaced[:, start : start + count]
+        return self.spaced.take(index, axis=1)  # NumPy first copies arrays that are not contiguous
+
+
+def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
+    """Types of numbers that many columns have, with the columns' places."""
+    if len(schema) < LEAST_COLUMNS:
+        return {}
+    places: dict[pa.DataType, list[int]] = defaultdict(list)
+    for place, kind in enumerate(schema.types):
+        places[kind].append(place)
+    many = {kind: of_kind for kind, of_kind in places.items() if len(of_kind) >= LEAST_COLUMNS}
+    return {
+        kind: of_kind for kind, of_kind in many.items() if is_number(kind) and kind != pa.bool_()
+    }
+
+
+def matrices(table: pa.Table) -> tuple[Matrix, ...]:
+    """What lies side by side in a table: columns without nulls, evenly spaced in memory. Hold the table as
+    long as these are used.
+    """
+    if table.num_columns < LEAST_COLUMNS or not len(table):
+        return ()
+    return _of_table(table)
+
+
+@once_for_each
+def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
+    return tuple(_found(table))
+
+
+def _found(table: pa.Table) -> Iterator[Matrix]:
+    for kind, places in matrix_kinds(table.schema).items():
+        columns = [table.column(place) for place in places]
+        arrays = [
+            column.chunk(0) if column.num_chunks == 1 and not column.null_count else None
+            for column in columns
+        ]
+        width = kind.bit_width // 8
+        begins = [
+            -1 if array is None else array.buffers()[1].address + array.offset * width
+            for array in arrays
+        ]
+        start = 0
+        for stop in _evenly_spaced(begins, len(table) * width):
+            step = 0 if stop == start + 1 else begins[start + 1] - begins[start]
+            if stop - start >= LEAST_COLUMNS and step % width == 0:
+                shape = stop - start, step // width
+                first = to_numpy(arrays[start])
+                spaced = as_strided(first, shape, (step, width), writeable=False)
+                yield Matrix(kind, tuple(places[start:stop]), spaced, len(table))
+            start = stop
+
+
+def _evenly_spaced(begins: list[int], least: int) -> Iterator[int]:
+    """Where each stretch of columns ends that begin evenly spaced, at least so many bytes apart.
+
+    >>> list(_evenly_spaced([0, 8, 16, 40, 48, -1, 64], 8))
+    [3, 5, 6, 7]
+    """
+    start = 0
+    for place in range(1, len(begins)):
+        step = begins[place] - begins[place - 1]
+        even = place == start + 1 or step == begins[start + 1] - begins[start]
+        if not even or step < least or begins[place - 1] < 0:
+            yield place
+            start = place
+    yield len(begins)
+
 
 #: Bytes from which it matters.
 LARGE = 4 << 20
@@ -40,14 +140,14 @@ def unlike(first: pa.Schema, second: pa.Schema) -> SchemaError:
 
 
 class Joining:
-    """Tables joined one by one, into columns with room for about ``rows`` rows."""
+    """Tables joined in turn, into columns with room for about ``rows`` rows."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
         self.rows = 0
-        #: Whether most columns are numbers that lie side by side; see ``matrices``.
+        #: Whether most columns are numbers that lie side by side.
         self.is_wide = False
 
     def add(self, table: pa.Table) -> None:
@@ -60,22 +160,22 @@ class Joining:
             raise unlike(self._schema, table.schema)
         self.rows += len(table)
         share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
-        for column, given in zip(self._columns, table.columns, strict=True):
-            column.add(given, share)
+        for column, chunks in zip(self._columns, table.columns, strict=True):
+            column.add(chunks, share)
 
     def _lay_side_by_side(self, rows: int) -> None:
-        """Give columns of one type, if there are many, room in one array; see ``matrices``."""
+        """Give columns of the same type, if there are many, room in a shared array."""
         assert self._schema is not None
         room = rows if self._rows <= rows else int(self._rows * MARGIN) + 1
         kinds = matrix_kinds(self._schema)
         self.is_wide = 2 * sum(map(len, kinds.values())) > len(self._schema)
         for kind, places in kinds.items():
             rooms = np.empty((len(places), room), dtype_of(kind))
-            for place, own in zip(places, rooms, strict=True):
-                self._columns[place].fill(own)
+            for place, column_room in zip(places, rooms, strict=True):
+                self._columns[place].fill(column_room)
 
     def table(self, order: IntArray | None = None) -> pa.Table:
-        """The rows, in this order of their places if one is given."""
+        """The rows, at these places if ``order`` is given."""
         assert self._schema is not None
         columns = [column.joined(order) for column in self._columns]
         return pa.table(columns, schema=self._schema)
@@ -100,19 +200,19 @@ class _Column:
         """Copy the rows to come, numbers, into this array, as long as they fit."""
         self._room, self._is_number = room, True
 
-    def add(self, given: pa.ChunkedArray, share: float) -> None:
+    def add(self, column: pa.ChunkedArray, share: float) -> None:
         """The next rows; in all there will be about ``share`` times as many, or if 0 no more."""
-        if self._is_number and not self._chunks and not given.null_count:
+        if self._is_number and not self._chunks and not column.null_count:
             assert self._room is not None
-            for chunk in given.chunks:  # the usual case of many columns, in few calls
+            for chunk in column.chunks:  # the usual case of many columns, in few calls
                 self._write(numbers(chunk, self._room.dtype), 0)
             return
         copies = self._room is not None or (
-            self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
+            self._can_be_copied and share > 0 and column.nbytes * share >= LARGE
         )
-        for chunk in filter(len, given.chunks):
+        for chunk in filter(len, column.chunks):
             copies = copies and not self._chunks
-            if not copies or not self._copy(chunk, share * len(given) / len(chunk)):
+            if not copies or not self._copy(chunk, share * len(column) / len(chunk)):
                 self._chunks.append(chunk)
 
     def _copy(self, chunk: Any, share: float) -> bool:

@@ -20,7 +20,7 @@ def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> Muta
 class LazyBatches(MutableSequence[Any]):
     """Like a list whose items are made when first asked for, and let go when set to None.
 
-    Not locked: threads that ask at once may each make an item; one is kept.
+    Not locked: threads that ask at once may each make an item; a single item stays.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int) -> None:
@@ -30,8 +30,8 @@ class LazyBatches(MutableSequence[Any]):
 
     def among(self, places: Sequence[int], count: int) -> LazyBatches:
         """The same items at these places of ``count``; there are no others."""
-        own = {k: place for place, k in enumerate(places)}
-        return LazyBatches(lambda k: self._make(own[k]), count)
+        place_of = {k: place for place, k in enumerate(places)}
+        return LazyBatches(lambda k: self._make(place_of[k]), count)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -15,10 +15,10 @@ from trainpipes.columns.block import Block, Pieces
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
-#: Columns of token ids and of what is made for them.
+#: Columns of token ids, and columns made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
-#: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.
+#: Of a window of n documents, best-fit may leave up to n // SPARE to the next window.
 SPARE = 16
 #: Cells left empty, in rows, that are aimed at when a window's end is chosen. Where nearly none would be,
 #: documents do not fit and cost a row more.
@@ -60,7 +60,7 @@ class Placing:
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Documents cut into pieces of ``capacity`` tokens; each one's last may be shorter.
+    """Documents cut into pieces of ``capacity`` tokens; the last piece of each may be shorter.
 
     >>> [found.tolist() for found in pieces_of(np.array([2, 7, 0]), 3)]
     [[0, 1, 1, 1], [0, 0, 3, 6], [2, 3, 3, 1]]
@@ -203,12 +203,12 @@ def _edges(
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents as flat columns ``[tokens]``: where they start, the tokens to pack and all of each."""
+    """Documents as flat columns ``[tokens]``: where each starts, and how many tokens to pack, of all."""
 
     columns: dict[str, Array]
     starts: IntArray
     lengths: IntArray
-    given: IntArray
+    full_lengths: IntArray
 
 
 def lists_of(values: pa.ChunkedArray, placing: Placing, first: int, stop: int) -> pa.Array:
@@ -255,8 +255,8 @@ def rows_of(
         return filled
 
     ids = column(documents.columns["input_ids"], pad_id)
-    given = documents.columns.get("labels")
-    labels = ids.copy() if given is None else column(given, IGNORED)
+    known_labels = documents.columns.get("labels")
+    labels = ids.copy() if known_labels is None else column(known_labels, IGNORED)
     labels[before] = IGNORED
     labels[padding] = IGNORED
     columns = {
@@ -277,7 +277,7 @@ def rows_of(
 
 
 def fit_a_row(lengths: IntArray, ends: IntArray, capacity: int, max_documents: int | None) -> Array:
-    """Whether one row holds so many of the first documents, some of which have tokens."""
+    """Whether a single row holds so many of the first documents, some of which have tokens."""
     tokens, documents = np.cumsum(lengths)[ends - 1], np.cumsum(lengths > 0)[ends - 1]
     fits: Array = (tokens > 0) & (tokens <= capacity) & (documents <= (max_documents or capacity))
     return fits
@@ -288,7 +288,7 @@ def best_window(
 ) -> tuple[int, Placing]:
     """How many of n documents to pack, and their rows by best-fit.
 
-    Of four numbers from n - n // 16 to n, the one that leaves the smallest share empty; else the
+    Of four numbers from n - n // 16 to n, that which leaves the smallest share empty; else the
     last row is half empty on average.
     """
     least = min(len(lengths) - len(lengths) // SPARE + 1, len(lengths))
@@ -304,8 +304,8 @@ def best_window(
 def joint_window(
     lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit, begun: int
 ) -> tuple[int, Placing]:
-    """How many of an epoch's last documents to pack, so that one row holds the others; and their
-    rows. Of some numbers, the one that leaves the smallest share empty.
+    """How many of an epoch's last documents to pack, so that a single row holds the others; and their
+    rows. Of some numbers, that which leaves the smallest share empty.
     """
     left = lengths.sum() - np.cumsum(lengths)
     documents = np.count_nonzero(lengths) - np.cumsum(lengths > 0)

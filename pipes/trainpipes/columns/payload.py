@@ -50,7 +50,7 @@ def _bytes_of_table(table: pa.Table) -> int:
 
 
 def payload_row_bytes(data: Payload) -> float:
-    """Bytes of a row, about: of Python objects, those of the first one's arrays, tensors and bytes."""
+    """Bytes of a row, about: of Python objects, those of arrays, tensors and bytes in the first."""
     if not len(data):
         return 0.0
     return _object_bytes(data[0]) if isinstance(data, list) else payload_bytes(data) / len(data)
@@ -81,7 +81,7 @@ def join_in_order(
     parts: Iterable[Payload], rows: int, order_of: Callable[[int], IntArray | None]
 ) -> tuple[Payload, IntArray | None]:
     """The parts joined; and the order in which their rows lie, or None if they are as they came. Rows of
-    many columns are put in order at once: batch by batch, each would be far from the last one in memory.
+    many columns are put in order at once: batch by batch, each row would be far from the last in memory.
     """
     joined = _joined(parts, rows)
     if not isinstance(joined, Joining):

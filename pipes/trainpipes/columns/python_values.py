@@ -86,7 +86,7 @@ _RULES: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, 
 
 
 def _rule(kind: pa.DataType) -> Callable[[type], bool] | None:
-    """Which Python types a leaf takes; None where what comes back decides."""
+    """Which Python types a leaf takes; None where the converted values decide."""
     for is_kind, taken, refused in _RULES:
         if is_kind(kind):
             return lambda t: issubclass(t, taken) and not issubclass(t, refused)
@@ -271,7 +271,7 @@ def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Python values of a column; of Arrow's JSON type, at any depth, what the texts say.
+    """Python values of a column; of Arrow's JSON type, at any depth, the decoded texts.
 
     >>> import pyarrow as pa
     >>> texts = pa.array(['{"role": "user", "content": ["a", 1]}', None], pa.json_())

@@ -21,7 +21,7 @@ from trainpipes.columns.block import Block
 
 
 class Positions(Protocol):
-    """Positions of a stage that are worked out when one is asked for."""
+    """Positions of a stage that are worked out when a position is asked for."""
 
     def at(self, row: int) -> dict[str, Any]: ...
 
@@ -32,7 +32,7 @@ class Positions(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Cursors:
-    """Positions before a run's first item and after each one: for each its base in ``bases``, and
+    """Positions before a run's first item and after each: for each its base in ``bases``, and
     the rows used up since, int64 ``[items + 1]``. ``before``: items of the shard's epoch before the run,
     where a position counts them.
     """
@@ -55,7 +55,7 @@ class Cursors:
         return state if self.before is None else {**state, "at": self.before + k}
 
     def place(self, k: int) -> dict[str, Any]:
-        """Where the rows at the bottom stand, without what stages above keep."""
+        """Where the rows at the bottom stand, without states of stages above."""
         base, row = self.bases[self.which[k]], int(self.rows[k])
         return innermost({**base, "row": row}) if isinstance(base, dict) else base.place(row)
 
@@ -124,7 +124,7 @@ class Run:
         return self.block.ids[self.bounds[item] : self.bounds[item + 1]]
 
     def first_ids(self) -> list[int]:
-        """The number of each item's first row; -1 of one without rows."""
+        """The number of each item's first row; -1 of an item without rows."""
         if self.bounds is None:
             return list(self.block.ids.tolist())
         ids = np.append(self.block.ids, -1)
@@ -142,7 +142,7 @@ class Run:
         return self if mask.all() else self.pick(np.flatnonzero(mask).astype(np.int64))
 
     def part(self, first: int, stop: int) -> Run:
-        """The items from one to before another."""
+        """The items from ``start`` to before ``stop``."""
         cursors = self.cursors.pick(np.arange(first, stop + 1, dtype=np.int64)).compact()
         items = None if self.items is None else self.items[first:stop]
         if self.bounds is None:
@@ -176,7 +176,7 @@ class Run:
 
     @staticmethod
     def join(runs: Sequence[Run]) -> Run:
-        """Runs that come one after the other, as one."""
+        """Consecutive runs as a single run."""
         if len(runs) == 1:
             return runs[0]
         items = bounds = None

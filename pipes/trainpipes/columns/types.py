@@ -121,8 +121,8 @@ def _named(key: Any) -> str:
 
 #: How two types go together. "values": types of Python values; ints beside floats become float64, of widths
 #: the widest is taken, None and empty lists take any type, fields of dicts are united, dictionaries are their
-#: values, and nothing else goes together. "shapes": the same, and arrays have one shape. "files": as Arrow
-#: promotes types. "texts": the same, and what no type holds is text.
+#: values, and nothing else goes together. "shapes": the same, and arrays have the same shape. "files": as
+#: Arrow promotes types. "texts": the same, and values that no type holds are text.
 Rule = Literal["values", "shapes", "files", "texts"]
 
 
@@ -151,7 +151,7 @@ def unite_fields(first: pa.Field, second: pa.Field, rule: Rule = "values") -> pa
 
 
 class UnlikeFields(NoColumn):
-    """Fields of one name that no type holds: each with the key of its schema."""
+    """Fields of the same name whose values no type holds: each with the key of its schema."""
 
     def __init__(self, first: tuple[Any, pa.Field], second: tuple[Any, pa.Field]) -> None:
         super().__init__(f"both {first[1].type} and {second[1].type}")
@@ -207,7 +207,7 @@ def _promoted(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 
 
 def _unite_texts(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """The type that Arrow infers where the cells of both are in one block of CSV; otherwise text."""
+    """The type that Arrow infers where the cells of both are in a block of CSV; otherwise text."""
     numbers = None not in (_number(first), _number(second))
     stamps = all(map(pa.types.is_timestamp, (first, second)))
     if first.equals(second) or numbers or pa.null() in (first, second):
@@ -260,7 +260,7 @@ def _unite_values(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """A type that holds the same values: of dictionaries and views, what they stand for."""
+    """A type that holds the same values: of dictionaries and views, the type of their values."""
     if pa.types.is_dictionary(kind):
         return kind.value_type
     if isinstance(kind, pa.ExtensionType):
@@ -351,7 +351,7 @@ class SchemaFinder:
 
     Args:
         ragged: None, or the columns whose arrays ``[n]`` may differ in length later; all others whose
-            arrays all have one length so far are lists of that length.
+            arrays all have the same length so far are lists of that length.
 
     >>> finder = SchemaFinder()
     >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])

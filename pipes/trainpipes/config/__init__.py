@@ -1,4 +1,4 @@
-"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/yaml.md."""
+"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes it. See docs/yaml.md."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from trainpipes.interfaces.stage import Stage, snake_case, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.pipeline import starts
 from trainpipes.pipeline.chain import Pipeline
-from trainpipes.pipeline.recipe import recipe
+from trainpipes.pipeline.starts import recipe
 from trainpipes.recipe_registry import recipe_function
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
@@ -39,7 +39,7 @@ TAGS = ("!function", "!pipeline")
 
 @dataclass
 class Node:
-    """A value of a document; one of a change has no line."""
+    """A value of a document; a value of a change has no line."""
 
     value: Any
     line: int | None = None
@@ -65,7 +65,7 @@ class Document:
     _count: int = field(default=0, init=False)
 
     def at(self, node: Node | None, path: str) -> str:
-        """``train.yaml:7: stages[3].buffer_size: ``, with what there is of it."""
+        """``train.yaml:7: stages[3].buffer_size: ``, with the known parts."""
         place = "" if node is None else ", changes" if node.line is None else f":{node.line}"
         return f"{self.name}{place}: {path}: " if path else f"{self.name}{place}: "
 
@@ -151,7 +151,7 @@ def resolved(text: str) -> Any:
 
 
 def expanded(text: str) -> str:
-    """A text with what environment variables hold; raises ValueError for one that is not set.
+    """A text with the values of environment variables; raises ValueError for a variable that is not set.
 
     >>> expanded("${NO_SUCH_FOLDER:-data}/*.parquet $${x} $5")
     'data/*.parquet ${x} $5'
@@ -190,7 +190,7 @@ def path_steps(path: str) -> list[str | int]:
 
 
 def joined(path: str, name: Any) -> str:
-    """The path of what is called ``name`` within ``path``."""
+    """The path of the value called ``name`` within ``path``."""
     if not str(name).replace("-", "_").isidentifier():
         return f"{path}[{name!r}]"
     return f"{path}.{name}" if path else str(name)
@@ -222,7 +222,7 @@ def imported(name: Any, allowed: bool) -> Any:
 
 
 def _dtype(name: Any) -> torch.dtype:
-    dtype = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import what is named
+    dtype = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import a module
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"a dtype must be one of torch such as float32, got {shown(name)}")
     return dtype

@@ -1,6 +1,7 @@
-"""A chain of stages as a value, and where its own iteration stands: what is looked at, written, and loaded.
+"""A chain of stages as a value, and where its own iteration stands: the object that is looked at, written,
+and loaded.
 
-``trainpipes.Pipeline`` is one with a method for each stage.
+``trainpipes.Pipeline`` is a record with a method for each stage.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Record(IterableDataset[Any]):
     own iteration stands.
 
     Args:
-        stages: first one first.
+        stages: the first stage first.
         ranks: rank and world size, if they are not those of the process.
-        members: global ranks that read the pipeline together with this one, if not all do.
+        members: global ranks that read the pipeline together with this rank, if not all do.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Record(IterableDataset[Any]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """New copies of this chain's stages, first one first."""
+        """New copies of this chain's stages, the first stage first."""
         return tuple(stage._fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Self:
@@ -147,7 +148,7 @@ class Record(IterableDataset[Any]):
         return Plan.of(self.stages if files is None else of_files(self.stages, files))
 
     def __bool__(self) -> bool:
-        return True  # without len(), which reads what the files hold
+        return True  # without len(), which reads the files
 
     def distributed(
         self,
@@ -156,7 +157,7 @@ class Record(IterableDataset[Any]):
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> Self:
-        """Read as one of several data-parallel ranks. You need this only if these are not all
+        """Read as a rank of several data-parallel ranks. You need this only if these are not all
         processes of ``torch.distributed``, or of ``RANK`` and ``WORLD_SIZE`` in the environment.
 
         Args:
@@ -198,10 +199,10 @@ class Record(IterableDataset[Any]):
     def __iter__(self) -> EpochIterator:
         refuse_in_an_iterable()
         self._data_parallel()  # says now, on all ranks, what does not fit
-        made = self._batching()
-        if made is not None and batched_outside():
+        batching = self._batching()
+        if batching is not None and batched_outside():
             raise ConfigError(
-                f"this pipeline makes batches itself ({made}), and the DataLoader "
+                f"this pipeline makes batches itself ({batching}), and the DataLoader "
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
@@ -232,7 +233,7 @@ class Record(IterableDataset[Any]):
 
         Args:
             state: of this pipeline, from any loader.
-            allow_changes: what may differ from the pipeline that saved it; see
+            allow_changes: options that may differ from the pipeline that saved it; see
                 ``Loader.load_state_dict``.
 
         Raises:
@@ -279,6 +280,6 @@ def is_pipeline_or_loader(value: Any) -> bool:
 
 def of_recipe(record: AnyRecord, name: str, options: dict[str, Any]) -> AnyRecord:
     """A chain that a recipe made with these options, as ``to_yaml()`` writes it."""
-    made = type(record)(record._stages, record._ranks, record._members)
-    made._recipe = name, options, len(made._stages)
-    return made
+    copy = type(record)(record._stages, record._ranks, record._members)
+    copy._recipe = name, options, len(copy._stages)
+    return copy

@@ -30,7 +30,7 @@ from trainpipes.filesystems.systems import is_local, open_system
 
 
 class TaskStopped(BaseException):
-    """Raised in a task that is to end because another one failed."""
+    """Raised in a task that is to end because another task failed."""
 
 
 _here = threading.local()
@@ -50,7 +50,7 @@ def set_stop_check(check: Callable[[], None] | None) -> None:
 class OutputFile:
     """A local file open for writing, whose bytes are counted and checksummed."""
 
-    #: Opens a further file of the same task, by what its name ends with.
+    #: Opens a further file of the same task, by the end of its name.
     beside: Callable[[str], OutputFile]
     closed = False
 
@@ -105,7 +105,7 @@ class OutputFile:
 @contextmanager
 def writing(path: str | Path, caller: str) -> Iterator[None]:
     """Raise ConfigError, with the path, for a disk that is full or a folder that cannot be written to."""
-    # A file without a name is one of a place at a URL, until it is sent there.
+    # A file without a name belongs to a place at a URL, until it is sent there.
     place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
     failure = f"{caller}(): {place} cannot be written"
     try:
@@ -121,13 +121,14 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
         ) from error
 
 
-#: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
+#: Of a folder that is written: the file that appears last, the folder of unfinished files, and names of its
+#: files.
 MANIFEST, WORK = "_manifest.json", "_unfinished"
 OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 
 log = logging.getLogger("trainpipes")
 
-#: The lock in the folder of what is not finished.
+#: The lock in the folder of unfinished files.
 LOCK_NAME = "lock"
 LOCK = f"{WORK}/{LOCK_NAME}"
 #: Protocols of stores whose objects appear when their upload is complete.
@@ -136,7 +137,7 @@ OBJECT_STORES = {
 }  # fmt: skip
 #: Requests to a server at once.
 REQUESTS = 16
-#: Seconds between two signs of life of who writes to a URL, and how long one without them is waited for.
+#: Seconds between two signs of life of who writes to a URL, and how long a writer without them is waited for.
 BEAT, LEASE = 5.0, 15.0
 
 
@@ -307,7 +308,7 @@ class Lock(Protocol):
     """The lock of a folder. Free it wherever it may have been taken: Ctrl-C may come at any moment."""
 
     def take(self) -> None:
-        """Make the folder, and lock it; raises ConfigError if another one writes there."""
+        """Make the folder, and lock it; raises ConfigError if another process writes there."""
         ...
 
     def free(self) -> None:
@@ -327,7 +328,7 @@ class _LocalLock:
     def take(self) -> None:
         place, work = self._place, self._work
         self._made = [folder for folder in (work, *work.parents) if not folder.exists()]
-        if not self._try() and not (gc.collect() and self._try()):  # what Ctrl-C has left
+        if not self._try() and not (gc.collect() and self._try()):  # a lock that Ctrl-C has left
             raise place.taken("another process")
 
     def _try(self) -> bool:
@@ -395,7 +396,7 @@ class _Lease:
                 if self._ended.is_set():
                     return
                 self._me["beat"] += 1
-                with suppress(Exception):  # the next one may do
+                with suppress(Exception):  # the next try may do
                     self._write("overwrite")
 
     def _is_over(self, holder: dict[str, Any]) -> bool:
@@ -445,13 +446,13 @@ class _Lease:
 
 
 @contextmanager
-def clean_up(what: str) -> Iterator[None]:
+def clean_up(path: str) -> Iterator[None]:
     """Make failures warnings: all that counts is there."""
     try:
         yield
     except (OSError, errors.TrainpipesError) as error:
         log.warning(
-            "%s is of no more use, and cannot be removed: %s; remove it by hand", what, error
+            "%s is of no more use, and cannot be removed: %s; remove it by hand", path, error
         )
 
 

@@ -158,7 +158,7 @@ class _Reply(NamedTuple):
 
 
 def _reply(error: BaseException) -> _Reply:
-    """A server's answer; status 0 without one."""
+    """A server's answer; status 0 without an answer."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
         about, said = response.get("ResponseMetadata") or {}, response.get("Error") or {}
@@ -220,7 +220,7 @@ def current(system: Any) -> Any:
 
 
 def renew(system: Any, used: Any) -> bool:
-    """Replace the file system that was ``used`` with a new one, which reads its credentials again."""
+    """Replace the file system that was ``used`` with a new instance, which reads its credentials again."""
     if _is(system, "HTTPFileSystem"):
         return False  # which has those of its address
     with _renewing:
@@ -304,7 +304,7 @@ async def _from_s3(system: Any, path: str, part: str, key: str, etag: str) -> tu
 async def _from_http(system: Any, url: str, part: str, key: str, version: str) -> tuple[Any, ...]:
     options = dict(system.kwargs)
     headers = {"Accept-Encoding": "identity", **options.pop("headers", {}), "Range": part}
-    if key == "ETag" and not version.startswith("W/"):  # a weak one fits no condition
+    if key == "ETag" and not version.startswith("W/"):  # a weak ETag fits no condition
         headers["If-Match"] = version
     session = await system.set_session()
     async with session.get(system.encode_url(url), headers=headers, **options) as reply:

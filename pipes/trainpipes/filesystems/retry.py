@@ -24,19 +24,19 @@ R = TypeVar("R")
 
 #: Seconds from the first try of a request to giving up, unless the user says otherwise.
 RETRY_SECONDS = 120.0
-#: Seconds that a server has to answer one try, at most: a quarter of all. Bytes of the answer for which it
-#: has one second more; connections slower than that are taken for broken.
+#: Seconds that a server has to answer a try, at most: a quarter of all. Bytes of the answer for which it
+#: has a second more; connections slower than that are taken for broken.
 TRY_SECONDS = 30.0
 SLOWEST = 64 << 10
-#: How many times RETRY_SECONDS one try of these may take, such as to list a folder: S3 lists 1,000 files a
+#: How many times RETRY_SECONDS a try of these may take, such as to list a folder: S3 lists 1,000 files a
 #: request.
 LONG, LONG_CALLS = 5, ("ls", "find", "cat_file", "put_file", "mv", "rm")
-#: Seconds before the second try, doubled with each further one, and at most.
+#: Seconds before the second try, doubled with each further try, and at most.
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
 #: Seconds between two messages that something is tried again, in a process.
 QUIET = 10.0
-#: What an error says of a failure, by its kind; what else is worth another try has run out of time.
+#: Texts of errors, by the kind of failure; any other failure that is worth another try has run out of time.
 SAID = {
     "access": "the server denies access ({text}); renew the credentials (environment, or "
     "storage_options={{...}}), then {again}",
@@ -47,7 +47,7 @@ SAID = {
     "passing": "cannot be reached: {times} in {seconds:.3g} s, the last ended with {text}; check the "
     "network, the address and the server, then {again}, or try {more} by {longer}",
 }
-#: Of a reader and of a writer: what to do again, and where more tries are allowed.
+#: Of a reader and of a writer: the step to repeat, and where more tries are allowed.
 READING = (
     "start again, from the last checkpoint if there is one",
     "list_files(..., retry=tp.Retry({option}=...))",
@@ -60,7 +60,7 @@ WRITING = (
 _exiting = locks.Flag()  # the interpreter's end does not wait for servers
 atexit.register(_exiting.set)
 _last_message = -math.inf
-#: How many times this process has made a request again, and what of it the last message said.
+#: How many times this process has made a request again, and how many of these the last message said.
 _retries = _said_of = 0
 _counting = threading.Lock()
 
@@ -76,7 +76,7 @@ class Retry:
         deadline: seconds from a request's first try, more than 0. After them nothing is tried again: there is
             an ``UnreachableError``.
         max_attempts: how many times a request is made at most; None for as often as there is time.
-        timeout: seconds that a server may take to answer one try, and a second more per 64 KiB that goes
+        timeout: seconds that a server may take to answer a try, and a second more per 64 KiB that goes
             either way; None for a quarter of ``deadline``, at most 30 s.
 
     >>> import trainpipes as tp
@@ -107,7 +107,7 @@ class Retry:
     @staticmethod
     def of(value: Any, option: str) -> Retry:
         """The value of an option: a ``Retry``, or a dict of its arguments as in a config."""
-        if isinstance(value, Mapping) and value.keys() <= {one.name for one in fields(Retry)}:
+        if isinstance(value, Mapping) and value.keys() <= {field.name for field in fields(Retry)}:
             value = Retry(**value)
         checks.require(isinstance(value, Retry), option, "a trainpipes.Retry", value)
         retry: Retry = value
@@ -126,7 +126,7 @@ class Requests:
     """Requests of a reader, or of a writer.
 
     Args:
-        cure: what errors say: what to do again, and where more tries are allowed.
+        cure: the end of errors: the step to repeat, and where more tries are allowed.
     """
 
     def __init__(self, retry: Retry = NORMAL, cure: tuple[str, str] = READING) -> None:
@@ -220,7 +220,7 @@ class Requests:
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
-        """The result of ``work``, and the number of tries; ``amount`` bytes go one way or the other."""
+        """The result of ``work``, and the number of tries; ``amount`` bytes go in or out."""
         more, began = amount / SLOWEST, time.monotonic()
         limit = more + (LONG * self._seconds if long else try_seconds(self._retry))
         end = math.inf if long else began + self._seconds
@@ -235,7 +235,7 @@ class Requests:
                 raise
             except Exception as error:
                 failure, last = request.understand(error, handled), error
-            if failure.expired and not renewed:  # once: what was renewed may be no better
+            if failure.expired and not renewed:  # once: the new one may be no better
                 renewed = request.renew(system, used)
                 failure = replace(failure, kind="passing" if renewed else failure.kind)
             if failure.kind == "changed" and not changes:

@@ -24,7 +24,7 @@ from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.filesystems.request import try_once
 from trainpipes.filesystems.retry import NORMAL, Requests, Retry
 
-#: Connections to one store, at most.
+#: Connections to a store, at most.
 CONNECTIONS = 64
 
 
@@ -69,7 +69,7 @@ def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> 
             f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
             "'simplecache::', or .cache() after read_parquet()"
         )
-    system.invalidate_cache()  # a listing of earlier may not be what is there now
+    system.invalidate_cache()  # an earlier listing may be out of date
     return system, path.rstrip("/") or path
 
 
@@ -83,7 +83,7 @@ async def _refuse_redirection(response: Any) -> None:
 
 
 class FileByParts(io.RawIOBase):
-    """A file of ``size`` bytes for libraries that read files: ``_part`` gives what is at a place."""
+    """A file of ``size`` bytes for libraries that read files: ``_part`` gives the bytes at a place."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ HELD = 64 << 20
 class RangedFile(FileByParts):
     """The bytes of a file on a server, in blocks; those that were read last stay in memory.
 
-    Libraries in C drop what a read raises: it gives no more bytes from then on, and ``check`` raises it.
+    Libraries in C drop the error of a read: it gives no more bytes from then on, and ``check`` raises it.
     """
 
     def __init__(self, system: Any, path: str, retry: Retry) -> None:
@@ -174,7 +174,7 @@ class RangedFile(FileByParts):
         self._follows = stop
 
     def check(self) -> None:
-        """Raise what a read has raised."""
+        """Raise the error of a read."""
         if self._error is not None:
             raise self._error
 
@@ -186,7 +186,7 @@ def open_named(
     retry: Retry = NORMAL,
     whole: bool = True,
 ) -> BinaryIO:
-    """A file by its path or URL; one on a server is fetched at once if the ``whole`` is needed.
+    """A file by its path or URL; a file on a server is fetched at once if the ``whole`` is needed.
 
     Raises:
         OSError: it is not there, or is no file.

@@ -54,7 +54,8 @@ def loader(
     Args:
         pipe: makes batches.
         accelerator: the ``Accelerator``.
-        allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
+        allow_changes: options that may differ from the pipeline that was saved, as for
+            ``Loader.load_state_dict``.
         global_batches: batches of an optimizer step over all processes, for training: sets the accelerator's
             gradient_accumulation_steps, and each epoch has whole steps. A run is the same on any number of
             processes that divides it.
@@ -83,7 +84,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     Attributes:
         loader: the ``trainpipes.Loader``.
-        end_of_dataloader: whether the batch at hand is the last one of its epoch.
+        end_of_dataloader: whether the batch at hand is the last of its epoch.
         remainder: rows of the last step of all ranks that ``gather_for_metrics`` keeps; 0 for all.
     """
 
@@ -186,7 +187,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is; without it, the next one."""
+        """Say which epoch the next iteration is; without it, the next."""
         self.loader.set_epoch(epoch)
 
     @property

@@ -26,7 +26,7 @@ TRAINER = "transformers.trainer"
 #: module's, which keeps the position right.
 LIGHTNING, FITS = ("lightning.pytorch", "pytorch_lightning"), "_FitLoop.setup_data"
 of_data_module = ContextVar("of_data_module", default=False)
-#: Where Ray prepares loaders, and iterates what it has prepared.
+#: Where Ray prepares loaders, and iterates prepared loaders.
 RAY = ("ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils")
 PREPARES = (
     "prepare_data_loader",

@@ -92,7 +92,8 @@ def load(
         loader: a ``Loader`` of the pipeline that was saved.
         checkpoint: the result of ``ray.train.get_checkpoint()``; None, at the start of a run, changes
             nothing.
-        allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
+        allow_changes: options that may differ from the pipeline that was saved, as for
+            ``Loader.load_state_dict``.
         name: name of the file, as in ``save``.
 
     Returns:

@@ -1,7 +1,7 @@
 """TRL's trainers on pipelines that make batches, such as those of the recipes ``sft``, ``chat``,
 ``preference`` and ``prompts``.
 
-TRL looks at a row before it asks for batches: it is shown one of its own format.
+TRL looks at a row before it asks for batches: it is shown a row of its own format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "preference_batch",
 ]  # fmt: skip
 
-#: Arguments that say what a pipeline of batches says itself, and what to write in their place.
+#: Arguments that a pipeline of batches has itself, and their replacements.
 PACKS = "let the pipeline pack: packed=True of the recipes sft and chat, or .pack(...)"
 CONTRADICTING = {
     "packing": PACKS,
@@ -49,7 +49,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
 
     Raises:
         ConfigError: a pipeline gives single rows, or arguments contradict it.
-        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
+        StateError: on a resume, if the checkpoint has no position that fits.
     """
 
     #: A row in the trainer's own format.
@@ -88,7 +88,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         return shown
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
-        """The pipeline itself; of datasets, what TRL makes of rows."""
+        """The pipeline itself; of datasets, TRL's rows."""
         dataset = self._shown("dataset", dataset)
         pipeline = _pipeline(dataset)
         if pipeline is None:
@@ -148,12 +148,12 @@ class PromptsMixin(PipelineTrainerMixin):
     exactly, as ``PipelineTrainerMixin`` says: also between two steps that use the same generations.
 
     A batch is a list of rows with a "prompt", as the recipe ``prompts`` makes without a tokenizer. It is
-    what one rank generates for at a time: ``per_device_train_batch_size * steps_per_generation`` rows, each
-    prompt ``num_generations`` times. The order is that of TRL's ``RepeatSampler``.
+    the rows that a rank generates for at a time: ``per_device_train_batch_size * steps_per_generation`` rows,
+    each prompt ``num_generations`` times. The order is that of TRL's ``RepeatSampler``.
 
     Raises:
         ConfigError: batches are of another kind or size, or an evaluation is to be on a pipeline.
-        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
+        StateError: on a resume, if the checkpoint has no position that fits.
     """
 
     def __init__(self, *arguments: Any, train_dataset: Any = None, **options: Any) -> None:
@@ -220,8 +220,9 @@ SIDES = ("chosen", "rejected")
 
 
 def preference_batch(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The chosen responses, then the rejected ones, padded to one length L: ``input_ids``, ``attention_mask``
-    (1 where there is a token) and ``completion_mask`` (1 on the response and its end), each ``[2 B, L]``.
+    """The chosen responses, then the rejected responses, padded to length L: ``input_ids``,
+    ``attention_mask`` (1 where there is a token) and ``completion_mask`` (1 on the response and its end),
+    each ``[2 B, L]``.
 
     Args:
         batch: ``chosen_input_ids``, ``chosen_attention_mask``, ``chosen_labels``, of B rows, and the same of

@@ -20,14 +20,14 @@ class AtWork:
 
     Args:
         place: shared int64 ``[2]``: the row at work, and the stage.
-        failed: what stands for the results of rows at which workers died, by row and stage.
+        failed: stand-ins for the results of rows at which workers died, by row and stage.
     """
 
     place: Any
     failed: Mapping[tuple[int, int], Any] = field(default_factory=dict)
 
     def at(self, row: int) -> Any:
-        """Note the row at work; returns what stands for its result, or None."""
+        """Note the row at work; returns the stand-in for its result, or None."""
         self.place[0] = row
         return self.failed.get((row, self.place[1])) if self.failed else None
 

@@ -1,4 +1,4 @@
-"""Digests of functions and objects: the same in every process, another one after an edit.
+"""Digests of functions and objects: the same in every process, and different after an edit.
 
 A function is its code, defaults, closure and globals; an object its class and pickled state; an installed
 package its names and version.
@@ -31,7 +31,7 @@ from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.version import __version__
 
-#: Operations that read a global name, and that set one.
+#: Operations that read a global name, and that set it.
 READS = ("LOAD_GLOBAL", "LOAD_NAME")
 SETS = ("STORE_GLOBAL", "DELETE_GLOBAL")
 #: Folders of packages that were installed.
@@ -40,7 +40,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
 #: Modules of types that hold no values of their own: locks, and weak references.
 HOLD_NOTHING = {"_thread", "threading", "weakref", "_weakrefset"}
-#: Wrappers that keep what they wrap in an attribute.
+#: Wrappers that keep the wrapped function in an attribute.
 WRAPPED = ("__wrapped__", "__func__", "func", "fget", "fset", "fdel")
 
 
@@ -109,7 +109,7 @@ class Contents:
     def digest(self, value: Any, name: str) -> str:
         self._where = [name]
         try:
-            with warnings.catch_warnings():  # of what can soon no more be pickled
+            with warnings.catch_warnings():  # of objects that soon can no more be pickled
                 warnings.simplefilter("ignore")
                 return self.of(value)
         except Exception as error:  # looking at an object may call code of its class

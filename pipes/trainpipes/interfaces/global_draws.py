@@ -14,14 +14,14 @@ import torch
 
 from trainpipes._internal.messages import warn_once
 
-#: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first
-#: two: the loop that trains waits for these, and may draw during later ones.
+#: Calls of a function that are looked at, about 0.2 ms each. In other threads than the main thread only the
+#: first two: the loop that trains waits for these, and may draw during later ones.
 CALLS, CALLS_ASIDE = 16, 2
 Call: TypeAlias = "Callable[..., Any]"
 
 #: Calls of each function that have been looked at in this process.
 _looked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-#: By the stage, what was said of a function that was seen to draw.
+#: By the stage, the warning about a function that was seen to draw.
 _seen: dict[str, str] = {}
 
 
@@ -40,7 +40,7 @@ class DrawWatch:
 
     def __post_init__(self) -> None:
         self._calls = CALLS if self.fn is None else 0
-        self._moved: set[str] = set()  # generators that moved during one call
+        self._moved: set[str] = set()  # generators that moved during a call
         self.reports = True
         self.found = ""
 
@@ -88,7 +88,7 @@ class DrawWatch:
 
 def _states() -> dict[str, tuple[Any, Any]]:
     """The seeded part and the position of each generator. NumPy's and Python's set the first anew after
-    624 numbers, too: a call that draws more looks like one that sets a seed.
+    624 numbers, too: a call that draws more looks like a call that sets a seed.
     """
     numpys = np.random.get_state(legacy=False)
     inner = numpys["state"]

@@ -37,7 +37,7 @@ def most_empty(layout: Layout | StreamLayout) -> int:
 
 
 class EmptyRounds:
-    """The epochs, and those of a mix's sources, that rows came from since one was let through."""
+    """The epochs, and those of a mix's sources, that rows came from since a row was let through."""
 
     def __init__(self) -> None:
         #: Whose rounds are not in ``_seen`` yet: most are never asked for.
@@ -90,7 +90,7 @@ def _epoch(run: Run, item: int = 0) -> int:
 
 
 def _at_joint(run: Run) -> tuple[Run, Run | None]:
-    """The items of a run that begin in the epoch of its first one, and the others: where runs are cut must
+    """The items of a run that begin in the epoch of its first item, and the others: where runs are cut must
     not matter.
     """
     first = _epoch(run) if len(run) else 0
@@ -110,7 +110,7 @@ def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
     if not len(pieces.epochs) or (pieces.epochs == pieces.epochs[0]).all():
         return order
     item = np.repeat(np.arange(count), np.diff(pieces.bounds[rows]))
-    # Parts of items, each of one source: its first and last epoch.
+    # Parts of items, each of a single source: its first and last epoch.
     sources, source = np.unique(pieces.ids >> SOURCE_BIT, return_inverse=True)
     part, whose = np.unique(source.reshape(-1) * count + item, return_inverse=True)
     first, last = np.full(len(part), LARGEST), np.full(len(part), -1)
@@ -143,7 +143,7 @@ def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
 
 
 class _Joints:
-    """Where rows of a source begin its next epoch while rows of its last one wait."""
+    """Where rows of a source begin its next epoch while rows of the last epoch wait."""
 
     def __init__(self) -> None:
         self._rows = 0  # that wait
@@ -181,7 +181,7 @@ class _Joints:
 
 
 class Held:
-    """Rows that wait. ``alone``: of one epoch only; ``joints``: it is noted where epochs begin."""
+    """Rows that wait. ``alone``: of a single epoch; ``joints``: it is noted where epochs begin."""
 
     def __init__(
         self, stage: Any, below: Iterator[Run], alone: bool = False, joints: bool = False
@@ -281,16 +281,16 @@ class Held:
         return order, self.close_window(items, count, used, in_buffer)
 
     def close_window(
-        self, items: int, count: int, used: int, kept: Sequence[dict[str, Any]] | None = None
+        self, items: int, count: int, used: int, turns: Sequence[dict[str, Any]] | None = None
     ) -> CursorsOf:
         """Positions of items that the first ``count`` rows make; the rows are let go. ``used`` items were
-        given before. ``kept``: what positions of the window, and of the next one, keep besides.
+        given before. ``turns``: further values that positions of the window, and of the next window, keep.
         """
         self.check_used(used, items)
         run = self.waiting()
         ends: list[dict[str, Any]] = [{"below": run.cursors.state(k)} for k in (0, count)]
-        if kept is not None:
-            ends = [{**end, **more} for more, end in zip(kept, ends, strict=True)]
+        if turns is not None:
+            ends = [{**end, **more} for more, end in zip(turns, ends, strict=True)]
         self.drop(count, items > 0)
         return partial(_within, tuple(ends), items)
 
@@ -310,7 +310,7 @@ def _within(ends: tuple[dict[str, Any], ...], items: int, first: int, stop: int)
 
 
 def around(joints: IntArray, fits: Array) -> tuple[int, int | None]:
-    """Rows before the last joint up to which all fit into one item, and before the next joint."""
+    """Rows before the last joint up to which all fit into an item, and before the next joint."""
     passed = len(fits) if fits.all() else int(np.argmin(fits))
     begun = int(joints[passed - 1]) if passed else 0
     return begun, int(joints[passed]) if passed < len(joints) else None
@@ -338,5 +338,5 @@ class Turn:
 
 
 def opened(at: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """A state as that of the rows below, and what is used of theirs."""
+    """A state as that of the rows below, and how many of them are used."""
     return (at["below"], at["row"]) if "below" in at else (at, 0)

@@ -1,5 +1,5 @@
 """Options of stages: how they are declared, written in a config (YAML 1.2's scalars) and in a ``repr``, and
-what messages say of a stage, or of ``Loader``, beside its own text, by the name of its class.
+texts of messages about a stage, or of ``Loader``, beside its own text, by the name of its class.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def with_scalars(kind: Any, **members: Any) -> Any:
-    """PyYAML's loader or dumper, which takes for numbers, bools and null what ``SCALARS`` says, too."""
+    """PyYAML's loader or dumper, which knows more numbers, bools and nulls: ``SCALARS``."""
     loader: Any = type(kind.__name__, (kind,), members)
     for name, (rule, _) in SCALARS.items():
         loader.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
@@ -56,7 +56,7 @@ def with_scalars(kind: Any, **members: Any) -> Any:
 
 
 def declared_kinds(make: Any) -> dict[str, list[Any]]:
-    """The types of each option, without what these hold: ``[Sequence, NoneType]``."""
+    """The types of each option, without those of items: ``[Sequence, NoneType]``."""
     try:
         types = get_type_hints(make)
     except Exception:  # of types that are only there for type checkers
@@ -259,7 +259,7 @@ def _good(checks: Sequence[Check], or_none: bool, value: Any, option: str) -> No
 
 @contextmanager
 def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Where options are looked at: what Python or a library says of an odd one becomes our error."""
+    """Where options are looked at: errors of Python or a library about an odd value become ours."""
     try:
         yield
     except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -415,7 +415,7 @@ def _identify_text(text: str) -> str:
 
 
 def stable_text(value: Any) -> str:
-    """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
+    """``str`` of a value whose class defines it (a dtype, an expression), else nothing."""
     named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
     with suppress(Exception):  # of one that fails, the type alone
         return str(value) if named else ""

@@ -48,7 +48,7 @@ class Quarantine:
 
     Each process writes a file of its own there, ``quarantine-HOST-PID-RANK-WORKER-RANDOM.jsonl``: a line for
     each row with "epoch", "file", "block", "row", "source" (of a mix), "stage", "error" and "value", the row
-    in short. After a resume some rows are read again, so that several lines may name one row.
+    in short. After a resume some rows are read again, so that several lines may name the same row.
 
     Args:
         folder: a path or URL.
@@ -153,7 +153,7 @@ class Lines:
         error_of: Callable[[int], Any],
         value_of: Callable[[int], Any],
     ) -> None:
-        """List rows, each with its place and epoch, before what follows them is given."""
+        """List rows, each with its place and epoch, before later rows are given."""
         with self.lock:
             lines = []
             for row, place, epoch in rows:
@@ -262,7 +262,7 @@ class LeftOut(Tally):
         value_of: Callable[[int], Any] | None = None,
     ) -> None:
         """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
-        ``value_of`` what a row holds, by its place in the block.
+        ``value_of`` the values of a row, by its place in the block.
         """
         if is_aside():
             return
@@ -292,7 +292,7 @@ class LeftOut(Tally):
         return Place(row=row) if inputs is None else inputs.place_of(row)
 
     def _places(self, block: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
-        """The row, place and epoch of each row, and of all rows that a packed one is made of."""
+        """The row, place and epoch of each row, and of all rows that a packed row is made of."""
         pieces = block.made_of or Pieces.whole(block.ids, block.epoch)
         for row in lost.tolist():
             of_row = slice(*pieces.bounds[row : row + 2].tolist())
@@ -335,7 +335,7 @@ class LeftOut(Tally):
 
 #: Where an object lies in memory: other in each run, and so of each row another error.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-#: What a function raises for another reason than what a row holds: each row would fail, or another one next
+#: Errors of a function that are not about a row's values: each row would fail, or another row next
 #: time.
 NOT_OF_ROWS = (
     ConfigError,
@@ -349,14 +349,14 @@ NOT_OF_ROWS = (
 
 @dataclass(frozen=True)
 class Failed:
-    """In place of what a function makes of a row of which it raises: why."""
+    """In place of a function's result for a row: why it raised."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A function of the user's, which gives ``Failed`` where it raises for what a row holds."""
+    """A function of the user's, which gives ``Failed`` where it raises for a row's values."""
 
     fn: Callable[..., Any]
 
@@ -392,7 +392,7 @@ class LeavesOut(Stage):
 
 
 class CallsFunction(LeavesOut, asks_inputs=True):
-    """A stage on rows whose ``on_error`` says what becomes of those of which the user's function raises."""
+    """A stage on rows whose ``on_error`` decides about those for which the user's function raises."""
 
     @made_once
     def _left_out(self) -> LeftOut:

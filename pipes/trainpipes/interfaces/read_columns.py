@@ -23,8 +23,7 @@ from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.block import Block
-from trainpipes.columns.columns import table_of
-from trainpipes.columns.expressions import rows_that_match
+from trainpipes.columns.columns import rows_that_match, table_of
 from trainpipes.columns.python_values import array_of
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
@@ -97,7 +96,7 @@ class naming:
         self._about = name, stage, ids
 
     def __enter__(self) -> None:
-        """Nothing is to be done before one is met."""
+        """Nothing is to be done before a bad row is met."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BadCell):
@@ -149,14 +148,14 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Even:
-    """A number, or an array of one shape, a row: ``[rows, ...]``; may be shared and read-only."""
+    """A number for each row, or an array of the same shape: ``[rows, ...]``; may be shared and read-only."""
 
     values: Array
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """Anything else: an object a row, or what Python objects are made of."""
+    """Anything else: an object a row, or values that Python objects are made of."""
 
     values: list[Any] | pa.Array
 

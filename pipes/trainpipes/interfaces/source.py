@@ -190,7 +190,7 @@ class RowSource(ABC):
     named_by: tuple[Any, int] | None = None
     joined_inputs: Sequence[Any] = ()
     file_of_block: IntArray | None = None
-    #: What a state names of a source that grows: files below what was listed, or a version.
+    #: What a state names of a source that grows: files below the listed folder, or a version.
     epoch_files: Sequence[str] = ()
 
     def reader(self) -> Reader:
@@ -204,7 +204,7 @@ class RowSource(ABC):
         )
 
     def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
-        """Close what reading holds, such as files."""
+        """Close the resources of reading, such as files."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -242,11 +242,11 @@ class StreamReader(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
-        """Close what the pass holds, such as files."""
+        """Close the resources of the pass, such as files."""
 
 
 class RowStream(ABC):
-    """Rows one after the other, whose number may be unknown.
+    """Rows in turn, whose number may be unknown.
 
     Your own stream defines ``open`` and ``fingerprint``. With ``seekable = True`` a resume passes what the
     reader's ``state()`` returned to ``open``; else it reads from the start and skips.

@@ -1,4 +1,4 @@
-"""What the engine asks of a stage: what it is, what the plan of a chain needs to know of it, and what it
+"""What the engine asks of a stage: its options, its traits for the plan of a chain, and what it
 counts.
 """
 
@@ -48,12 +48,12 @@ Beside = Literal["row", "place", "epoch"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What a stage is to the plan: class keywords, and what its options change of them.
+    """What a stage is to the plan: class keywords, as its options change them.
 
     Args:
         keeps_rows: one row comes out for each that goes in; in order, except of a shuffle.
         share: the share of rows that it lets through on average, if known.
-        depends_on: what the result depends on beside the values of a row: its number ("row"), its
+        depends_on: inputs of the result beside the values of a row: its number ("row"), its
             file ("place"), the "epoch".
         takes: Arrow "columns", made of Python objects if need be; "columns or objects" that Arrow
             cannot hold; else "rows" of any kind.
@@ -64,7 +64,7 @@ class Traits:
         in_caller: only the thread that iterates (or a worker process) may call it.
         reorders: rows come in another order every epoch.
         versioned: an option that is a function; a state knows it by ``version`` if that is given.
-        asks_inputs: it is bound to what the pipeline reads, as ``_inputs``.
+        asks_inputs: it is bound to the pipeline's inputs, as ``_inputs``.
         holds_data: its options hold rows, which are not copied.
         has_blocks: of a source: its rows are Arrow, in blocks with a key for ``cache()``.
         random_access: of a source: rows can be chosen by number.
@@ -136,7 +136,7 @@ class Tally:
         self.stage = stage
         self._lock = locks.ForkLock()
         self.numbers: Numbers = (0, 0, 0)
-        #: Whether what is counted here is said elsewhere: in a worker.
+        #: Whether counts of this process are reported elsewhere: in a worker.
         self.is_silent = False
 
     #: Whether it is worth a warning at an epoch's end.
@@ -161,7 +161,7 @@ class Tally:
         """Called at the end of a pass."""
 
     def check_pass(self, numbers: Numbers) -> None:
-        """Called for what was counted in a whole pass of one process; may raise."""
+        """Called for the counts of a whole pass of a process; may raise."""
 
     def said(self, numbers: Numbers) -> str:
         """In words, with the name of a mix's source; "" for none."""
@@ -220,12 +220,12 @@ def check_options(kind: Any, root: type) -> None:
 #: The library's stages by their names in a chain, entered where their methods and functions are made.
 _classes: dict[str, type[Stage]] = {}
 
-#: One for all: what is made may ask for what else is.
+#: A single lock for all: a property may ask for another while it is made.
 _lock = locks.ForkLock()
 
 
 class ListsWhatIsUsed(type):
-    """``dir()`` and ``help()`` of a stage name what its users call or define, and fit on a screen."""
+    """``dir()`` and ``help()`` of a stage name the members that users call or define, and fit on a screen."""
 
     _inside: frozenset[str]
 
@@ -245,7 +245,7 @@ class Stage(metaclass=ListsWhatIsUsed):
 
     Attributes:
         thread_safe: several threads may call it at once.
-        free: options that do not change what comes out: a state resumes with other values of these.
+        free: options that do not change the result: a state resumes with other values of these.
     """
 
     thread_safe = False
@@ -312,7 +312,7 @@ class Stage(metaclass=ListsWhatIsUsed):
         return {}
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
-        """This stage after the stages ``below``, first one first. It takes from them what it needs,
+        """This stage after the stages ``below``, the first stage first. It takes from them what it needs,
         with ``_resolved()``, and raises ConfigError if it cannot stand there.
         """
         return self
@@ -350,7 +350,7 @@ class Stage(metaclass=ListsWhatIsUsed):
 
     @property
     def _calls_function(self) -> bool:
-        """Whether a user's function decides what comes out, on any thread."""
+        """Whether a user's function decides the result, on any thread."""
         fn = self._fixed.versioned and self.options.get(self._fixed.versioned)
         return self._runs_user_code or callable(fn)
 
@@ -361,7 +361,7 @@ class Stage(metaclass=ListsWhatIsUsed):
         return DrawWatch(user_class or fn, str(self), hint(DRAWS, type(self)))
 
     def _fresh(self) -> Self:
-        """A copy with the same options, and nothing of what has run."""
+        """A copy with the same options, and no state of earlier runs."""
         fresh = object.__new__(type(self))
         vars(fresh).update(self.options)
         return fresh

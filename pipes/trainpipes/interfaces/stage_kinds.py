@@ -34,7 +34,7 @@ class RunStage(Stage):
 
     @abstractmethod
     def process(self, run: Run) -> Run:
-        """What comes out for what goes in. Without ``keeps_rows`` rows may be dropped
+        """The run that comes out for the run that goes in. Without ``keeps_rows`` rows may be dropped
         (``run.pick``), never added or reordered.
         """
 
@@ -48,7 +48,7 @@ class RunStage(Stage):
             raise ConfigError(f"{self} works on single rows: put it before batch()")
 
     def _settle(self, threads: int) -> None:
-        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+        """Prepare for calls by this many threads at once; 0 for only the thread that iterates."""
 
 
 class WorkingStage(RunStage):
@@ -75,7 +75,7 @@ class WorkingStage(RunStage):
 
     @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        """Have workers begin with a run; returns what waits for what ``process`` would give, or
+        """Have workers begin with a run; returns a call that waits for the result of ``process``, or
         None without workers.
         """
 
@@ -94,7 +94,7 @@ class Rows:
 
 
 class TableStage(RunStage, takes="columns"):
-    """A stage on rows as an Arrow table: one row out for each that goes in, in order.
+    """A stage on rows as an Arrow table: a row comes out for each that goes in, in order.
 
     Define ``apply``; or ``open``, to make something once in each process or to use the rows'
     numbers. Treat each row by itself: how many a table has may differ between two runs. To drop
@@ -160,7 +160,7 @@ class TableStage(RunStage, takes="columns"):
 
 
 class RowStage(RunStage, per_row=True, gives="objects"):
-    """A stage on each row (a dict or what the source gives) by itself; after ``batch``, on each
+    """A stage on each row (a dict or another object of the source) by itself; after ``batch``, on each
     item.
 
     One row comes out for each that goes in: use ``filter`` to drop rows, ``flat_map`` to add some.
@@ -195,7 +195,7 @@ class PushedStage(RunStage):
 
 
 class FinishingStage(RunStage):
-    """A stage that makes of batches what the training loop gets."""
+    """A stage that makes of batches the items of the training loop."""
 
 
 def is_on_rows(stage: object) -> bool:
@@ -204,13 +204,13 @@ def is_on_rows(stage: object) -> bool:
 
 
 def keeps_each_row(stage: Stage) -> bool:
-    """Whether a stage makes one row of each by itself, the same in every epoch."""
+    """Whether a stage makes a row of each by itself, the same in every epoch."""
     traits = stage.traits
     return is_on_rows(stage) and traits.keeps_rows and "epoch" not in traits.depends_on
 
 
 class BatchStage(FinishingStage, per_row=True):
-    """A stage on each finished batch, such as one that moves it to a device.
+    """A stage on each finished batch, such as a move to a device.
 
     >>> import torch, trainpipes as tp
     >>> class Scale(tp.BatchStage):
@@ -267,7 +267,7 @@ class RegroupStage(Stage):
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        """The runs of one shard from this stage, opened at a cursor; each has an item or more."""
+        """The runs of a shard from this stage, opened at a cursor; each has an item or more."""
 
     #: Whether its positions keep how many batches the shard has given in the pass.
     _takes_turns: ClassVar[bool] = False
@@ -282,7 +282,7 @@ class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
     drop_last = False
-    #: Whether it groups batches that another one made.
+    #: Whether it groups batches that another stage made.
     nested: ClassVar[bool] = False
 
     @property
@@ -306,7 +306,7 @@ class CachedBlocks(Protocol):
 
 
 class CalledAhead(Protocol):
-    """A stage that makes several rows of one, whose function workers may call ahead."""
+    """A stage that makes several rows of each, whose function workers may call ahead."""
 
     def call_ahead(self, run: Run) -> Run:
         """The rows that the function makes of each, as items, for ``after_calls``."""
@@ -318,11 +318,11 @@ class CalledAhead(Protocol):
 
 
 class PackingStage(RegroupStage, keeps_rows=False):
-    """A stage that makes rows of others after they are dealt: one of several, or several of one."""
+    """A stage that makes rows of others after they are dealt: a row of several, or several of a row."""
 
 
 def cuts_by_length(stage: Stage) -> bool:
-    """Whether how many items a stage makes depends on what rows hold."""
+    """Whether the number of items of a stage depends on the values of rows."""
     return isinstance(stage, PackingStage | BatchingStage) and not stage.traits.keeps_rows
 
 
@@ -376,7 +376,7 @@ class RowOrder(Protocol):
 
 
 class ShuffleStage(RegroupStage, reorders=True):
-    """A stage that orders rows: as they are read, or what the stages below it have made."""
+    """A stage that orders rows: as they are read, or the items that the stages below it have made."""
 
     buffer_size = 0
     seed = 0
@@ -402,7 +402,7 @@ class BalanceStage(RegroupStage, reorders=True):
 
 
 class RepeatStage(Stage):
-    """A stage that makes several epochs one; ``times`` is None for no end."""
+    """A stage that makes a single epoch of several; ``times`` is None for no end."""
 
     @property
     def times(self) -> int | None:
@@ -422,7 +422,7 @@ class DeviceStage(Stage):
         """A finished batch where it is to lie."""
 
     def begun(self, item: Any) -> Callable[[], Any]:
-        """Begin to place a batch; what is returned gives it."""
+        """Begin to place a batch; the returned call gives it."""
         placed = self.place(item)
         return lambda: placed
 
@@ -444,7 +444,7 @@ class Source(Stage):
         return self.open()
 
     def _above(self) -> Sequence[Stage]:
-        """Stages on its rows that belong to it, straight above it, first one first."""
+        """Stages on its rows that belong to it, straight above it, the first stage first."""
         return ()
 
     def _late(self) -> Stage | None:
@@ -460,7 +460,7 @@ class ReadingSource(Source):
     """A source that stands on a ``ListingSource``, and reads its files."""
 
 
-#: What a state does not know: where files are, what is kept of rows, where batches lie.
+#: What a state does not know: places of files, caches, devices of batches.
 UNKNOWN = ListingSource | CacheStage | DeviceStage
 
 

@@ -22,7 +22,7 @@ from trainpipes.state import cursor
 RUN_ROWS = 256
 #: Bytes of a state from which on there is a warning.
 LARGE_STATE = 1 << 20
-#: In a row's part (see ``Block``): where its place among those made of one row begins.
+#: In a row's part (see ``Block``): where its place among those made of the same row begins.
 PLACE_BITS = 40
 #: Places of rows that were held back.
 HELD_PLACES = 1 << 20
@@ -37,7 +37,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     the rows since then again; rows that were delivered do not come twice.
 
     A row that is a dict, kept and given later as it was, is the same row still: ``locate``, draws and the
-    epochs of a mix know it. Any other row counts as the one that ``process`` was called with.
+    epochs of a mix know it. Any other row counts as the row that ``process`` was called with.
 
     Attributes:
         state_every: ``state_dict`` is asked for after so many rows.
@@ -76,12 +76,12 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
             raise ConfigError(f"{cls.__name__}.state_every {said}")
 
     def start(self) -> None:
-        """Set what is kept: called for each shard and epoch that has a row, and before
+        """Set the state: called for each shard and epoch that has a row, and before
         ``load_state_dict``.
         """
 
     def process(self, row: Any) -> Iterable[Any]:
-        """The rows to give for one, in order; with ``yield``, or a list."""
+        """The rows to give for a row, in order; with ``yield``, or a list."""
         raise ConfigError(f"{type(self).__name__} needs process(row), which yields rows")
 
     def finish(self) -> Iterable[Any]:
@@ -93,7 +93,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Keep what ``state_dict`` returned."""
+        """Keep the state that ``state_dict`` returned."""
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         saved = {"kept": at["kept"]} if "kept" in at else {}
@@ -101,7 +101,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
         return _Rows(self, saved, used).runs(below(at))
 
     def _working(self, saved: dict[str, Any]) -> Self:
-        """A copy that may be written, as it starts or with what a state holds."""
+        """A copy that may be written, as it starts or with the values of a state."""
         fresh = self._fresh()
         vars(fresh)["_writable"] = True
         fresh.start()
@@ -159,7 +159,7 @@ def rows_in(returned: Any, stage: object, who: str) -> Iterable[Any]:
 
 
 class _Rows:
-    """The rows of one shard. A position is the position below at a state, that state, and how many
+    """The rows of a shard. A position is the position below at a state, that state, and how many
     rows were given since.
     """
 
@@ -172,7 +172,7 @@ class _Rows:
         self._given = 0  # rows given since the base, those skipped included
         #: Rows that a resume would know, too: those in the base, and those taken since.
         self._known: set[tuple[int, ...]] = set()
-        #: The last row of the epoch, for what finish() gives.
+        #: The last row of the epoch, for rows of finish().
         self._last: Block | None = None
 
     def runs(self, below: Iterator[Run]) -> Iterator[Run]:

@@ -67,14 +67,14 @@ class Loader:
             ``num_workers=4`` is short for ``tp.Processes(4)``, ``threads=4`` for ``tp.Threads(4)``.
         num_workers: worker processes, which call the functions of the pipeline, those of its stages on
             pictures, and ``__getitem__`` of a dataset. All else stays in this process and its threads, so
-            that there is one shuffle buffer. One that dies is replaced, and its rows are done again. 0 calls
-            functions here; where there are none, no worker is started.
+            that there is one shuffle buffer. A worker that dies is replaced, and its rows are done again. 0
+            calls functions here; where there are none, no worker is started.
         prefetch_factor: batches, or runs of rows, that each worker is given ahead; 2 if None.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
-        timeout: seconds that a call may take, at least: then its worker is ended, and another one tries the
-            row once more. A second time it is a ``WorkerError`` that names the row, or the row is left out
-            where ``on_error`` says so. 0 for no end.
+        timeout: seconds that a call may take, at least: then its worker is ended, and another worker tries
+            the row once more. A second time it is a ``WorkerError`` that names the row, or the row is left
+            out where ``on_error`` says so. 0 for no end.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
         pin_memory: does what ``.pin()`` does at the end of the pipeline, or before its
             ``.to(device)``.
@@ -82,7 +82,7 @@ class Loader:
             for a debugger. By default one for each core (at most 8, shared with the other ranks of
             the machine; the environment variable ``TRAINPIPES_THREADS`` sets another number), and
             the thread that trains calls your functions. With a number, these threads do all work;
-            only one, if there are functions of yours. The order of batches is always the same.
+            only one thread, if there are functions of yours. The order of batches is always the same.
         epoch: for evaluation, the epoch that each ``iter()`` is, wherever the pipeline stands, so
             that the same batches come each time. The pipeline does not move. After
             ``load_state_dict`` the next iteration continues there, and the one after it is this
@@ -185,13 +185,13 @@ class Loader:
         ).atexit = False  # processes do not wait for a garbage collection
 
     def _given(self) -> list[str]:
-        own = inspect.signature(Loader).parameters
-        return [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
+        parameters = inspect.signature(Loader).parameters
+        return [f"{k}={show(v)}" for k, v in self._options.items() if v != parameters[k].default]
 
     def __repr__(self) -> str:
-        given = self._given()
+        options = self._given()
         chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
-        return f"Loader({', '.join(given)}) over\n{chain}"
+        return f"Loader({', '.join(options)}) over\n{chain}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {**self.pipeline._repr_mimebundle_(), "text/plain": repr(self)}
@@ -218,7 +218,7 @@ class Loader:
         return estimated_length(self._iteration.plan, *self._iteration.ranks())
 
     def peek(self) -> Any:
-        """Return the first batch of the next iteration, without starting one.
+        """Return the first batch of the next iteration, without starting it.
 
         Raises:
             DataError: the pipeline gives nothing.
@@ -227,7 +227,7 @@ class Loader:
         >>> tp.Loader(tp.from_dataset(range(5)).batch(2)).peek()
         [0, 1]
         """
-        from trainpipes.look.previews import peek
+        from trainpipes.look.show import peek
 
         return peek(self._iteration)
 
@@ -288,7 +288,7 @@ class Loader:
             which the loop waited for batches, 0 to 1. ``data/wait_seconds``: as ``wait_seconds``.
 
             ``data/rows``: of the batches of all ranks in all epochs, where that follows from the
-            position, also after a resume: where batches are counted; and within one epoch, or an
+            position, also after a resume: where batches are counted; and within an epoch, or an
             endless one, where all are full. With another batch size or number of ranks in epochs before,
             about so many. ``data/tokens``: of these rows, where ``pack`` makes them: ``max_length`` each,
             padding included. ``data/mix/NAME``: the share of a source of a mix that holds now, where no
@@ -324,7 +324,7 @@ class Loader:
         return state
 
     def gather_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """Return the states of all ranks as one, which any number of ranks can load. A collective:
+        """Return the states of all ranks as a single state, which any number of ranks can load. A collective:
         all ranks call it after the same step.
 
         Args:
@@ -342,7 +342,7 @@ class Loader:
         rank, _ = self._iteration.ranks()
         members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
         states = gather((rank, state), members, timeout, "the state")
-        return merge_states(dict(states).values())  # processes of one rank have the same
+        return merge_states(dict(states).values())  # processes of a rank have the same
 
     def full_state_dict(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
         """Return the state of all ranks, which any number of ranks can load. All ranks call it after the
@@ -364,7 +364,7 @@ class Loader:
         return state if self._iteration.plan.counted else self._gathered(state, group, timeout)
 
     def explain(self) -> Explanation:
-        """Say what this loader will do: ``Pipeline.explain`` on its ranks.
+        """Describe the plan of this loader: ``Pipeline.explain`` on its ranks.
         ``to_dict()`` also has its options and its position."""
         from trainpipes.look.explain import explain
 
@@ -380,7 +380,7 @@ class Loader:
         Args:
             state: a state of this pipeline. Where batches are counted, that of any rank; otherwise
                 that of all ranks merged, or this rank's own if the number of ranks is the same.
-            allow_changes: what may differ from the pipeline that saved the state. "batch_size":
+            allow_changes: options that may differ from the pipeline that saved the state. "batch_size":
                 batches have the new size from here on; each row comes at most once in this
                 epoch, and a few at its end may be left out. "data": the files hold something else,
                 with the same names and rows. "filter": ``filter`` keeps other rows from here on; within
@@ -403,7 +403,7 @@ class Loader:
         self._iteration.load(state, allow_changes)
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> int:
-        """Change the weights of the pipeline's ``mix`` from one batch on, as for a curriculum by loss.
+        """Change the weights of the pipeline's ``mix`` from a batch on, as for a curriculum by loss.
 
         Batches before it are those of the old weights, and sources go on where they stand. It is what a
         state saved at that batch gives where it is loaded into a mix of the new weights: shares count from
@@ -414,8 +414,8 @@ class Loader:
         On several ranks call it on all of them after the same step.
 
         Args:
-            weights: of some sources, by name; 0 leaves one out. Others keep their weights, and shares are
-                the weights' parts of their sum, as in ``mix``.
+            weights: of some sources, by name; 0 leaves a source out. Others keep their weights, and shares
+                are the weights' parts of their sum, as in ``mix``.
             at_step: the number of the first batch of the new shares in this epoch, over all ranks, as
                 "batches" of the state counts. By default the next multiple of 64 that no rank has passed,
                 on which ranks agree; with it no rank asks another. With ``balance`` a multiple of its window

@@ -22,7 +22,7 @@ class Work:
 
     Args:
         key: names it in all runs: epoch and place.
-        item: what the loader gave: a row, or a batch.
+        item: the loader's item: a row, or a batch.
     """
 
     key: WorkKey
@@ -69,7 +69,7 @@ class InFlight:
         return self._works[key][0].item
 
     def known(self, method: str, key: Any, newest: WorkKey) -> WorkKey:
-        """The key of an item in flight; raises ConfigError if it is another one's."""
+        """The key of an item in flight; raises ConfigError if it is of another queue."""
         if isinstance(key, list):  # from JSON
             key = tuple(key)
         try:
@@ -113,7 +113,7 @@ class InFlight:
         del self._again[work.key]
 
     def waits_for(self) -> str:
-        """What one who asks for an item waits for, if there are some."""
+        """What a caller who asks for an item waits for, if there are some."""
         keys = [tuple(key) for key in islice(self._works, NAMED)]
         more = f" and {len(self) - len(keys):,} more" if len(self) > len(keys) else ""
         since = next(iter(self._works.values()))[1]

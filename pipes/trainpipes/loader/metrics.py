@@ -1,4 +1,4 @@
-"""``Loader.metrics``: where a run stands in numbers, for one line of a log."""
+"""``Loader.metrics``: where a run stands in numbers, for a line of a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Meter:
 
     def __init__(self, iteration: IterationState) -> None:
         self._iteration = iteration
-        #: When it was asked last, and what loops had waited then.
+        #: When it was asked last, and the seconds that loops had waited then.
         self._asked = perf_counter(), iteration.wait_seconds
 
     def read(self) -> dict[str, float]:

@@ -15,21 +15,21 @@ from trainpipes.order.layout import slots_before
 
 
 class Step(list[Any]):
-    """This rank's batches of one optimizer step, as ``steps`` gives them.
+    """This rank's batches of an optimizer step, as ``steps`` gives them.
 
     Attributes:
-        weight: what to multiply each batch's loss by, so that the gradient that DDP or FSDP leaves, its mean
+        weight: factor of each batch's loss, so that the gradient that DDP or FSDP leaves, its mean
             over the ranks, is that of the mean loss of the step's batches: ranks / batches.
     """
 
     def __init__(self, batches: list[Any], weight: float) -> None:
         super().__init__(batches)
         self.weight = weight
-        #: The number of the batch that a loop over this step has at hand; None outside of one.
+        #: The number of the batch that a loop over this step has at hand; None outside of a loop.
         self._at: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        outer = self._at  # of a loop around this one
+        outer = self._at  # of a loop around this
         try:
             for self._at, batch in enumerate(super().__iter__()):
                 yield batch
@@ -37,7 +37,7 @@ class Step(list[Any]):
             self._at = outer
 
     def is_last(self) -> bool:
-        """Whether the batch at hand, in a loop over this step, is its last one on this rank.
+        """Whether the batch at hand, in a loop over this step, is its last on this rank.
 
         Raises:
             ConfigError: no loop over this step is at work.
@@ -54,7 +54,7 @@ class Step(list[Any]):
         for the step's last batch only.
 
         Args:
-            model: one in DDP or FSDP, of either kind; another one is left alone.
+            model: a model in DDP or FSDP, of either kind; any other is left alone.
 
         Raises:
             ConfigError: no loop over this step is at work.
@@ -102,8 +102,8 @@ class Steps:
         begin = batches.last_item()[1] + 1
         while True:
             end = begin + self.batches
-            own = slots_before(end, rank, world) - slots_before(begin, rank, world)
-            step = list(islice(batches, own))
+            per_rank = slots_before(end, rank, world) - slots_before(begin, rank, world)
+            step = list(islice(batches, per_rank))
             if not step:
                 return
             begin = end
@@ -188,13 +188,13 @@ def take_steps(
     """
     batches = whole_number(global_batches, 1, "global_batches", "batches of a step of all ranks")
     world = sharing(loader, batches, "global_batches")[1]
-    own = batches // world
-    rule = f"{own} for global_batches={batches} on {world} ranks"
+    per_rank = batches // world
+    rule = f"{per_rank} for global_batches={batches} on {world} ranks"
     way = "write that number, which DeepSpeed reads first" if is_read else "leave it out"
-    good = accumulated == own or (accumulated == 1 and not is_read)
+    good = accumulated == per_rank or (accumulated == 1 and not is_read)
     require(good, option, rule, accumulated, way)
     loader._step = batches
-    return own
+    return per_rank
 
 
 def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:

@@ -48,9 +48,9 @@ def set_weights(iteration: IterationState, weights: Any, at_step: Any) -> int:
     if last is None or last.ended:
         iteration.reweigh(position, None)
         return new.batch
-    for one in iteration.iterators:
-        if isinstance(one, EpochIterator) and one._gives(last):
-            one._go_on_from(position)
+    for iterator in iteration.iterators:
+        if isinstance(iterator, EpochIterator) and iterator._gives(last):
+            iterator._go_on_from(position)
             return new.batch
     plan, topology = iteration.plan_of(position), iteration.topology()  # nobody iterates any more
     goes_on = Consumer(plan, topology, position, after=iteration.passes.after)
@@ -143,10 +143,10 @@ def _agreed_step(topology: Topology, position: Position, weights: Any, unit: int
     """The next multiple of a number of batches that no rank has passed."""
     passed = position.m
     if topology.world_size > 1:
-        why, what = "set_weights() without at_step takes effect", "at which batch"
-        members = members_of(topology, f"{why} at one batch on all ranks", what, "give at_step")
-        own = [position.pass_number, passed, {name: str(w) for name, w in weights.items()}]
-        by_rank = gather(own, members, TIMEOUT, "set_weights() without at_step")
+        why, subject = "set_weights() without at_step takes effect", "at which batch"
+        members = members_of(topology, f"{why} at one batch on all ranks", subject, "give at_step")
+        choice = [position.pass_number, passed, {name: str(w) for name, w in weights.items()}]
+        by_rank = gather(choice, members, TIMEOUT, "set_weights() without at_step")
         first, _, named_first = by_rank[0]
         for rank, (number, _, named) in enumerate(by_rank):
             if (number, named) != (first, named_first):

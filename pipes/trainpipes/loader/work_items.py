@@ -22,7 +22,7 @@ from trainpipes.state.work import ClassWork, WorkKey, WorkState
 BETWEEN, MOST_STARTS = 64, 256
 
 #: What was read: its key, the item, and now and then a state of the loader after it. At an epoch's end, the
-#: key before the next one's first.
+#: key before the first of the next.
 Read = tuple[WorkKey, Any, dict[str, Any] | None]
 
 
@@ -30,7 +30,7 @@ class WorkItems:
     """Reads a loader in its order, and knows which of its items are done or retired.
 
     All but ``read`` is called by one thread at a time, and nothing but ``take`` between it and ``read``
-    changes what is read.
+    changes the order of items.
 
     Args:
         loader: iterated by nobody else.
@@ -83,7 +83,7 @@ class WorkItems:
         return WorkKey(*items.last_item()), item, state
 
     def take(self, key: WorkKey, item: Any, state: dict[str, Any] | None) -> bool:
-        """Note what was read; whether it is an item that is to be handed out."""
+        """Note an item that was read; whether it is to be handed out."""
         if key <= self.newest:  # read before
             return False
         is_item, loaded = key.place >= 0, self._loaded
@@ -114,7 +114,7 @@ class WorkItems:
         return self.newest, self._lives, self.ended, self.count, self._loaded
 
     def open_again(self, standing: tuple[Any, ...]) -> None:
-        """After an error in reading an item, read it again; what was taken before is passed over."""
+        """After an error in reading an item, read it again; items taken before are passed over."""
         self._items = None
         self.newest, self._lives, self.ended, self.count, self._loaded = standing
 
@@ -161,7 +161,7 @@ class WorkItems:
         """What is done.
 
         Args:
-            in_flight: what was taken, and is not done.
+            in_flight: items taken, and not done.
             rests: whether that is nothing, and nobody reads.
         """
         if rests and self._items is not None:  # a loader begins after all that was read
@@ -212,7 +212,7 @@ class WorkItems:
         cursors = {n % shards: c for n, work in classes.items() if (c := work.cursor) is not None}
         position = Position(first.epoch, first.place, shards)
         if not plan.counted:
-            # Ranks stand at different places: cursors fit together only where they stood at one.
+            # Ranks stand at different places: cursors fit together only where they stood at the same place.
             at = min(places) if len(places) == 1 else WorkKey(first.epoch, 0)
             position = Position(at.epoch, at.place, shards, cursors if at.place else {})
         return render(position, loaded.identity)

@@ -105,7 +105,7 @@ class WorkQueue:
 
         Raises:
             TimeoutError: nothing came in time.
-            TrainpipesError: what the loader raised. Nothing is lost: the next call reads on at the same
+            TrainpipesError: the loader's error. Nothing is lost: the next call reads on at the same
                 item.
         """
         taken: list[Work] = []
@@ -232,7 +232,7 @@ class WorkQueue:
             self._finish(key)
 
     def close(self) -> None:
-        """End all iterations, also those that wait. The state stays; what is in flight can be marked."""
+        """End all iterations, also those that wait. The state stays; items in flight can be marked."""
         with self._lock:
             self._closed = True
             self._changed.ring()

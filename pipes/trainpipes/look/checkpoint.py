@@ -53,8 +53,10 @@ def read_states(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
     """
     place, problem = Path(path), None
     if not os.fspath(path) or not place.exists():
-        what = f"{cut(os.fspath(path)) or repr(path)} is not there"
-        raise MissingFilesError(f"{what}: give the file or folder of a checkpoint of this machine")
+        missing = f"{cut(os.fspath(path)) or repr(path)} is not there"
+        raise MissingFilesError(
+            f"{missing}: give the file or folder of a checkpoint of this machine"
+        )
     if not place.is_dir():
         return _states_of(place)
     indexed = (place / INDEX).exists()

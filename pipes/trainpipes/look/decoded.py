@@ -1,4 +1,4 @@
-"""The token ids of an item: what is padding, what is in the loss, and their text in pieces.
+"""The token ids of an item: padding, ids in the loss, and their text in pieces.
 
 Labels stand to the ids beside them in one of these layouts:
 
@@ -37,11 +37,11 @@ from trainpipes.tokenizers.engine import TokenizerEngine
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
-#: What may stand beside ids, after the same prefix, and says what is in the loss.
+#: Columns that may stand beside ids, after the same prefix, and tell which ids are in the loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 #: What stands where a row has no number.
 MISSING = -(1 << 63)
-#: Tokens of a row that are shown, and of one piece; so few more are shown, too.
+#: Tokens of a row that are shown, and of a piece; so few more are shown, too.
 ROW, PIECE, SPARED = 400, 120, 16
 
 
@@ -70,7 +70,7 @@ class KnownIds:
     rates: dict[str, int] = field(default_factory=dict)
 
     def engine(self, name: str) -> TokenizerEngine | None:
-        """The tokenizer of a column; of a new name, the only one."""
+        """The tokenizer of a column; of a new name, the only tokenizer."""
         if name in self.engines:
             return self.engines[name]
         different = {id(engine): engine for engine in self.engines.values()}
@@ -111,7 +111,7 @@ def _stages(inputs: Inputs) -> Iterator[Stage]:
 
 @dataclass(eq=False)
 class TokenGrid:
-    """Token ids of an item, and what is known of each."""
+    """Token ids of an item, and facts about each."""
 
     name: str
     ids: Array
@@ -148,8 +148,8 @@ def token_grids(
     for name, value in values.items():
         if grids and name not in taken and LABELS.fullmatch(name):
             labels = number_grid(value)
-            own = name in known.engines or (labels is not None and _stands_at_start(labels))
-            if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
+            is_ids = name in known.engines or (labels is not None and _stands_at_start(labels))
+            if labels is not None and is_ids and (of_row or getattr(value, "ndim", 2) > 1):
                 there, engine = labels >= 0, known.engine(name)
                 if there.all() and not of_row:
                     there = _unpadded(labels, engine)
@@ -162,11 +162,11 @@ def _grid(
 ) -> TokenGrid:
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
-        given = (values.get(f"{prefix}{part}") for part in names)
+        candidates = (values.get(f"{prefix}{part}") for part in names)
         # Of positions with several axes, the first is that of the text.
         grids = (
             number_grid(value[0] if isinstance(value, torch.Tensor) and value.ndim == 3 else value)
-            for value in given
+            for value in candidates
         )
         return next((grid for grid in grids if grid is not None and grid.shape == ids.shape), None)
 
@@ -177,24 +177,24 @@ def _grid(
         there &= mask > 0
     elif there.all() and not of_row:
         there = _unpadded(ids, engine)
-    made = TokenGrid(name, ids, there, engine)
+    tokens = TokenGrid(name, ids, there, engine)
     if known.pictures is not None:
-        made.picture_token = known.pictures.picture_token
+        tokens.picture_token = known.pictures.picture_token
     if segments is not None:
-        made.starts = _starts(segments[:, 1:] != segments[:, :-1], there)
+        tokens.starts = _starts(segments[:, 1:] != segments[:, :-1], there)
     elif positions is not None:
-        made.starts = _starts(positions[:, 1:] == 0, there)
+        tokens.starts = _starts(positions[:, 1:] == 0, there)
     weighted = np.ones_like(there) if weight is None else weight > 0
     if labels is None:
-        made.layout, made.in_loss = ("", None) if weight is None else ("mask", weighted)
+        tokens.layout, tokens.in_loss = ("", None) if weight is None else ("mask", weighted)
     elif known.masked or _looks_masked(ids, labels):
-        made.layout, made.in_loss, made.truth = "masked", weighted & (labels >= 0), labels
+        tokens.layout, tokens.in_loss, tokens.truth = "masked", weighted & (labels >= 0), labels
     elif (ids == labels)[labels >= 0].all():
-        made.layout, made.in_loss = "aligned", weighted & (labels >= 0)
-    made.labels = f"{prefix}labels" if made.layout in ("masked", "aligned") else ""
-    if made.in_loss is not None and made.truth is None:
-        made.in_loss[:, :1] = False
-    return made
+        tokens.layout, tokens.in_loss = "aligned", weighted & (labels >= 0)
+    tokens.labels = f"{prefix}labels" if tokens.layout in ("masked", "aligned") else ""
+    if tokens.in_loss is not None and tokens.truth is None:
+        tokens.in_loss[:, :1] = False
+    return tokens
 
 
 def _looks_masked(ids: Array, labels: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Whether the ranks of a step have as much to do, by the one sequence: ``stats(world_size=)``."""
+"""Whether the ranks of a step have as much to do, by the global sequence: ``stats(world_size=)``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Steps:
         steps: looked at, all ranks with a batch.
         tokens: part of the cells that are tokens, 0 to 1, where each rank takes as long as the step's
             largest batch: all tokens / (ranks x cells of the largest batches).
-        cells: of a step's batches, the largest / the mean one, on average; 1 is even.
+        cells: of a step's batches, the largest / the mean, on average; 1 is even.
         attention: the same of the sum of the squares of the documents' lengths.
         balanced: the same with ``balance()`` after ``batch``; None where a stage balances already, or none
             cuts batches.
@@ -117,7 +117,7 @@ def steps_of(works: Sequence[tuple[int, int, int, int]], world_size: int, chain:
     batch = chain.batch
     if batch is None or chain.groups or chain.takes_turns:
         return plain
-    # Batches of a budget have about as many cells; what differs is attention.
+    # Batches of a budget have about as many cells; only attention differs.
     is_packed, of_budget = kinds.first_of(chain.stages, Pack), batch.batch_size is None
     cost = costs[:, 2 if is_packed or of_budget else 0]
     order = _balanced(numbers, cost, chain.num_shards)

@@ -34,8 +34,8 @@ from trainpipes.stages.tokenizing import Tokenizes
 __all__ = ["Explanation", "explain"]
 
 Lines = list[tuple[str, str]]
-#: Bytes of an open file and what is decoded of it, at most; how many times the bytes of its rows the runs of
-#: a shard take, the one in hand and the next.
+#: Bytes of an open file and of its decoded part, at most; how many times the bytes of its rows the runs of
+#: a shard take, the row group in hand and the next.
 DECODER_BYTES, RUNS = 4 << 20, 4
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
@@ -51,12 +51,12 @@ class Explanation:
         num_shards: that ranks and workers share.
         world_sizes: numbers of ranks that share no shard; a run can have any other, and reads more then.
         window_rows: rows that a shuffle mixes with each other, or None.
-        window_bytes: most memory for such rows in one process, estimated, or None.
-        memory_bytes: the same, and what is read ahead, decoded and made into batches, estimated: what a
+        window_bytes: most memory for such rows in a process, estimated, or None.
+        memory_bytes: the same, and rows that are read ahead, decoded and made into batches, estimated: what a
             process takes on top of its imports, or None. Without what functions make: ``notes`` say where
             such rows are held, and how many.
         lines: the text, as label and text.
-        notes: what you may want to change.
+        notes: changes to consider.
     """
 
     rows: int | None
@@ -217,17 +217,17 @@ def _column_lines(plan: Plan) -> Lines:
 def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
     chain = plan.chain
     rows = chain.batch is None and not chain.opener.traits.makes_batches
-    what = "rows" if rows else "batches"
+    unit = "rows" if rows else "batches"
     if chain.endless:
         return "no end: repeat()" if chain.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is not None:
         each = f" for each of {world_size} ranks" if world_size > 1 else ""
         size = "" if chain.batch is None else f", of {chain.batch_size:,} rows each"
-        return f"{batches:,} {what}{each}{size}"
+        return f"{batches:,} {unit}{each}{size}"
     if plan.inputs.epoch_rows is None:
         return "how many is known only at the end"
     if (count := expected_items(plan)) is not None:
-        return f"about {round(count):,} {what}, over all ranks: exactly how many is known only at the end"
+        return f"about {round(count):,} {unit}, over all ranks: exactly how many is known only at the end"
     measure = "Loader(pipe).estimate_len() reads some rows to say about how many"
     return f"how many is known only at the end; {measure}"
 
@@ -271,7 +271,7 @@ def _window_bytes(plan: Plan, processes: int) -> int | None:
 
 
 def _buffers(plan: Plan, processes: int) -> Iterator[tuple[RegroupStage, int, Stage | None]]:
-    """Stages after the dealing that hold rows, how many of one process, and the function that made them."""
+    """Stages after the dealing that hold rows, how many of a process, and the function that made them."""
     chain = plan.chain
     most = -(-(plan.inputs.epoch_rows or 1 << 62) // chain.num_shards)
     shards, batch_size, maker = -(-chain.num_shards // processes), 1, _maker(chain.before)
@@ -289,7 +289,7 @@ def _maker(stages: Sequence[Stage]) -> Stage | None:
 
 
 def _buffer_bytes(plan: Plan, processes: int) -> int:
-    """Bytes of one process in the buffers of stages after the dealing, as far as sizes are known."""
+    """Bytes of a process in the buffers of stages after the dealing, as far as sizes are known."""
     row_bytes = plan.layouts.window_row_bytes
     if not row_bytes:
         return 0
@@ -314,7 +314,7 @@ def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
             way = f"; {maker.name}() after {stage.name}() makes them when they are due"
         elif (
             maker is not None and "buffer_size" in stage.options
-        ):  # it is there to mix what is made
+        ):  # it mixes the rows that are made
             way = "; a smaller buffer_size holds fewer"
         yield f"{stage} holds up to {rows:,} {whose}, {said}{way}"
 
@@ -335,7 +335,7 @@ def _most_rows(layout: Layout, span: int) -> int:
 
 
 def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
-    """Bytes of one process beside windows: those read ahead, what servers send, decoders, runs in hand."""
+    """Bytes of a process beside windows: those read ahead, data from servers, decoders, runs in hand."""
     nbytes = sum(_beside_windows(source, processes, threads) for source in plan.mixed.values())
     layouts, source = plan.layouts, plan.inputs.source
     row_bytes, windows = layouts.window_row_bytes, _window_bytes(plan, processes)
@@ -373,14 +373,14 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
             )
         if longest > 2 * window_rows:
             text = f"rows are mixed within {window_rows:,} consecutive rows"
-            what = "blocks" if "blocks" in dict(plan.inputs.source.describe()) else "row groups"
-            cure = f"write the files with smaller {what}, or give it a larger buffer_size"
+            unit = "blocks" if "blocks" in dict(plan.inputs.source.describe()) else "row groups"
+            cure = f"write the files with smaller {unit}, or give it a larger buffer_size"
             if "block_rows" in chain.opener.options:
                 cure = f"read smaller blocks by {chain.opener.name}(block_rows=...)"
             if isinstance(plan.inputs.source, RandomAccessSource):
                 yield f'{text}; all are, at no more memory, by shuffle(scope="global")'
             else:
-                yield f"{what} have up to {longest:,} rows: {text} of one; {cure}"
+                yield f"{unit} have up to {longest:,} rows: {text} of one; {cure}"
     if chain.shuffle is None and any(isinstance(s, ShuffleStage) for s in chain.file_stages):
         yield (
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
@@ -396,11 +396,11 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
     yield from _left_out_by_pack(plan)
     if ends_short(plan):
         short, size = f"up to {chain.num_shards} short batches", chain.batch_size
-        what = f"leaves out {short}" if chain.drop_last else f"makes {short}"
+        habit = f"leaves out {short}" if chain.drop_last else f"makes {short}"
         if (plan.inputs.epoch_rows or math.inf) < chain.num_shards * size:
-            what = f"never fills a batch, since a shard has fewer rows, and {what}"
+            habit = f"never fills a batch, since a shard has fewer rows, and {habit}"
         yield (
-            f"{chain.batch} {what} in an epoch, of up to {size - 1:,} row{'s' * (size > 2)} each: one for "
+            f"{chain.batch} {habit} in an epoch, of up to {size - 1:,} row{'s' * (size > 2)} each: one for "
             "each shard, since how many rows a shard has is known only at its end. Fewer shards make fewer, "
             f"one for each rank by sharding_filter(num_shards={world_size}), and with repeat() before "
             "batch() there are none between epochs"

@@ -1,4 +1,4 @@
-"""What normalizing and encoding need to know of columns, found by one pass: ``Pipeline.fit_columns``."""
+"""What normalizing and encoding need to know of columns, found by a pass: ``Pipeline.fit_columns``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from trainpipes.stages.order import Take
 
 #: Stages without which the first rows are as well mixed.
 MOVING = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
-#: Digits of a mean beyond the first one of the deviation: machines add up in different orders.
+#: Digits of a mean beyond the first digit of the deviation: machines add up in different orders.
 DIGITS = 6
 
 
 @dataclass
 class Moments:
-    """Sums of numbers, less the first one of them, so that nothing is lost beside large means."""
+    """Sums of numbers, less the first number, so that nothing is lost beside large means."""
 
     first: float | None = None
     count: int = 0
@@ -96,8 +96,8 @@ class Tables:
         ordered = self.whole().sort_by([("count", "descending"), ("value", "ascending")])
         counts = arrays.to_numpy(ordered["count"])
         most = int((counts >= min_count).sum())
-        kept = ordered.slice(0, most if max_size is None else min(most, max_size))
-        return kept["value"].to_pylist(), kept["count"].to_pylist()
+        common = ordered.slice(0, most if max_size is None else min(most, max_size))
+        return common["value"].to_pylist(), common["count"].to_pylist()
 
 
 class FitColumns(kinds.RunStage, takes="columns"):
@@ -128,9 +128,9 @@ def fit_columns(
     max_size: int | None,
 ) -> FittedColumns:
     """See ``Pipeline.fit_columns``."""
-    given = {"numbers": numbers, "categories": categories}
+    options = {"numbers": numbers, "categories": categories}
     names = {option: checks.column_names(value, f"fit_columns({option})")
-        for option, value in given.items() if value is not None}  # fmt: skip
+        for option, value in options.items() if value is not None}  # fmt: skip
     checks.require(names, "fit_columns()", "given numbers or categories", None)
     checks.whole_number(min_count, 1, "fit_columns(min_count)")
     for option, most in (("rows", rows), ("max_size", max_size)):
@@ -155,10 +155,10 @@ def fit_columns(
         raise DataError(
             "fit_columns() must have rows to look at, got none; name files that have rows"
         )
-    known = {name: own.found(min_count, max_size) for name, own in tables.items()}
+    known = {name: measured.found(min_count, max_size) for name, measured in tables.items()}
     return FittedColumns(
         looked_at,
-        {name: own.found(name) for name, own in moments.items()},
+        {name: measured.found(name) for name, measured in moments.items()},
         {name: values for name, (values, _) in known.items()},
         {name: counts for name, (_, counts) in known.items()},
     )

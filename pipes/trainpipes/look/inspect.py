@@ -1,4 +1,4 @@
-"""``inspect_files``: what data files hold, and what to fix before training, printed as tables."""
+"""``inspect_files``: the content of data files, and problems to fix before training, printed as tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from trainpipes._internal.messages import folded, need_columns, table, terminal_
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
-from trainpipes.look.inspect_clips import Clips, clips_of
-from trainpipes.look.inspect_reading import NAMES, ROW_GROUPS, TEXTS, Found, find_files, read_sample
+from trainpipes.look.inspect_reading import (
+    NAMES,
+    ROW_GROUPS,
+    TEXTS,
+    Clips,
+    Found,
+    clips_of,
+    find_files,
+    read_sample,
+)
 from trainpipes.sources.files.formats import one_schema
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
@@ -72,7 +80,7 @@ class Finding:
 
     Attributes:
         kind: a name for scripts, such as "bad_rows".
-        text: what was found.
+        text: the problem.
         cure: the command or the code that fixes it.
     """
 
@@ -92,13 +100,13 @@ class Inspection:
         rows: rows of all files that can be read.
         rows_counted: whether all rows were counted; else ``rows`` is an estimate.
         memory_bytes: estimated bytes of all rows in memory.
-        row_groups: of Parquet files: their "count", and the "least", "median" and "most" rows of one; else
+        row_groups: of Parquet files: their "count", and the "least", "median" and "most" rows of each; else
             None.
         columns: all columns, in the order of the first file.
         sampled_rows: number of rows in the sample.
         shown: some rows of the sample, each value in short, by column.
         lengths: how long rows are.
-        findings: what to fix before training.
+        findings: problems to fix before training.
         unreadable: why files cannot be read, by path.
         bad_rows: how many rows of the sample cannot be used: lines that cannot be parsed, images, sounds
             and videos that cannot be decoded.
@@ -195,7 +203,7 @@ class Inspection:
 
 
 def percent(share: float | None) -> str:
-    """A share as text: never 0 % for what is there, nor 100 % for what is not all.
+    """A share as text: never 0 % for a few, nor 100 % for nearly all.
 
     >>> percent(0.00001), percent(0.123), percent(0.99999), percent(1.0)
     ('under 0.1 %', '12.3 %', 'over 99.9 %', '100 %')
@@ -249,7 +257,7 @@ def inspect_files(
     fix, each with the command or code that fixes it.
 
     Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
-    ``write_memmap``; of several formats the one with most bytes. Of a folder that is a Delta, Lance or
+    ``write_memmap``; of several formats that with most bytes. Of a folder that is a Delta, Lance or
     Iceberg table it reads the newest version.
 
     Nulls, sizes and lengths are those of a sample: 256 MB at most, 32 MB with a tokenizer or
@@ -282,8 +290,8 @@ def inspect_files(
     whole_number(sample, 1, "inspect_files(sample)", "rows that are looked at")
     asked = [] if column is None else column_names(column, "inspect_files(column)")
     engine = None if tokenizer is None else load(tokenizer)
-    given = [files] if isinstance(files, str | os.PathLike) else files
-    reading = find_files([os.fspath(url) for url in given], storage_options)
+    urls = [files] if isinstance(files, str | os.PathLike) else files
+    reading = find_files([os.fspath(url) for url in urls], storage_options)
     tables = read_sample(reading, sample, small=engine is not None)
     sampled = sum(map(len, tables))
     total = round(int(reading.lengths.sum()) * reading.scale)
@@ -391,9 +399,9 @@ def _columns(sample: Found, chunks: Columns) -> list[Column]:
         types.setdefault(each.name, {})[cut(str(each.type))] = None
     columns = []
     for name, kinds in types.items():
-        own = chunks.get(name, ())
-        seen = sum(map(len, own))
-        nulls = sum(chunk.null_count for chunk in own) / seen if seen else None
+        column_chunks = chunks.get(name, ())
+        seen = sum(map(len, column_chunks))
+        nulls = sum(chunk.null_count for chunk in column_chunks) / seen if seen else None
         columns.append(Column(name, " or ".join(kinds), nulls))
     return columns
 
@@ -465,18 +473,18 @@ def _measured(
     """The length of each row and its unit; None if rows have no length."""
     lengths, unit = [np.empty(0, dtype=np.int64)], "items"
     for chunk in chunks:
-        kind, own = chunk.type, np.zeros(len(chunk), dtype=np.int64)
+        kind, sizes = chunk.type, np.zeros(len(chunk), dtype=np.int64)
         if has_text(kind):
             unit = "bytes" if engine is None else "tokens"
             for texts, rows in _texts(chunk, np.arange(len(chunk))):
-                own += np.bincount(rows, _sizes(texts, engine), len(chunk)).astype(np.int64)
+                sizes += np.bincount(rows, _sizes(texts, engine), len(chunk)).astype(np.int64)
         elif _is_list(kind) and is_number(kind.value_type):
-            own += to_numpy(pc.list_value_length(chunk).fill_null(0))
+            sizes += to_numpy(pc.list_value_length(chunk).fill_null(0))
         elif kind in (pa.binary(), pa.large_binary()):
-            own, unit = own + to_numpy(pc.binary_length(chunk).fill_null(0)), "bytes"
+            sizes, unit = sizes + to_numpy(pc.binary_length(chunk).fill_null(0)), "bytes"
         elif not pa.types.is_null(kind):
             return None
-        lengths.append(own)
+        lengths.append(sizes)
     return np.concatenate(lengths), unit
 
 

@@ -1,20 +1,27 @@
-"""Reads the files of ``inspect_files``: their footers, and a sample of rows."""
+"""Reads the files of ``inspect_files``: their footers, a sample of rows, and which columns are images, sound
+and video.
+"""
 
 from __future__ import annotations
 
 import glob
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from io import BytesIO
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from trainpipes._internal.pool import default_threads, side_by_side
 from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
@@ -34,7 +41,7 @@ from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
-from trainpipes.look.inspect_clips import Length, looked_into
+from trainpipes.media import Undecodable, sound, video
 from trainpipes.sources.files.decoded_files import BAD, separate
 from trainpipes.sources.files.file_reader import (
     COMPRESSED,
@@ -58,6 +65,139 @@ from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
+from trainpipes.stages.decode_image import by_pillow
+
+#: How files begin, and their kinds; of MP4 and RIFF bytes 8 to 12 say it.
+BEGINS = {
+    b"\xff\xd8\xff": "image", b"\x89PNG": "image", b"GIF8": "image", b"\0\0\0\x0cjP": "image",
+    b"fLaC": "sound", b"OggS": "sound", b"ID3": "sound", b"\xff\xfb": "sound", b"\xff\xf3": "sound",
+    b"\x1aE\xdf\xa3": "video", b"FLV": "video",
+}  # fmt: skip
+BRANDS = {
+    b"WEBP": "image", b"WAVE": "sound", b"AVI ": "video", b"M4A ": "sound", b"avif": "image",
+    b"avis": "image", b"mif1": "image", b"heic": "image",
+}  # fmt: skip
+#: The package that looks at each.
+PACKAGES = {"image": "PIL", "sound": "soundfile", "video": "av"}
+#: Rows whose first bytes tell the kind of a column; forms of sounds or videos that are printed.
+LOOKED_AT, FORMS = 64, 3
+
+
+class Length(NamedTuple):
+    """The seconds of a sound or a video, NaN if unknown; and its rate and channels, or its size and rate."""
+
+    seconds: float
+    form: str
+
+
+@dataclass(frozen=True)
+class Clips:
+    """How long the sounds or videos of a column are.
+
+    Attributes:
+        column: that holds their bytes.
+        kind: "sound" or "video".
+        rows: of the sample whose length is known.
+        hours: of all rows of the files, estimated.
+        seconds: the "least", the "mean" and the "most" of a row.
+        forms: how many rows of the sample are of each: rate and channels, or size and frames a second; those
+            of most rows first.
+    """
+
+    column: str
+    kind: str
+    rows: int
+    hours: float
+    seconds: dict[str, float]
+    forms: dict[str, int]
+
+    @property
+    def cells(self) -> list[str]:
+        """What a table shows of it."""
+        hours = f"{self.hours:,.3g}"
+        seconds = " / ".join(f"{value:,.3g}" for value in self.seconds.values())
+        more = len(self.forms) - FORMS
+        forms = [*list(self.forms)[:FORMS], *([f"{more:,} more"] if more > 0 else [])]
+        return [self.column, hours, seconds, "; ".join(forms)]
+
+
+def clips_of(
+    column: str, kind: str, lengths: Sequence[Length], total: int, looked_at: int
+) -> Clips:
+    """What a sample says of a column of ``total`` rows, of which it has ``looked_at``."""
+    known = np.array([length.seconds for length in lengths if length.seconds >= 0])
+    least, mean, most = (known.min(), known.mean(), known.max()) if len(known) else [np.nan] * 3
+    forms = Counter(length.form for length in lengths).most_common()
+    hours = float(known.sum()) * total / max(1, looked_at) / 3600
+    seconds = {"least": float(least), "mean": float(mean), "most": float(most)}
+    return Clips(column, kind, len(known), hours, seconds, dict(forms))
+
+
+def looked_into(table: pa.Table, of_images: bool) -> Iterator[tuple[str, str, int, str | Length]]:
+    """Of each image, sound and video: column, kind, row, and why it cannot be decoded ("" if it can), or its
+    length. Nothing of kinds whose package is not installed.
+    """
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            column = pc.struct_field(column, "bytes")
+        if column.type not in (pa.binary(), pa.large_binary()) or not len(column):
+            continue
+        kind = "image" if of_images else kind_of(column)
+        if not kind or find_spec(PACKAGES[kind]) is None:
+            continue
+        look, threads = LOOKS[kind], default_threads() or 1
+
+        def found(content: Any, look: Callable[[bytes], str | Length] = look) -> str | Length:
+            try:
+                return look(content.as_py()) if content.is_valid else ""
+            except Undecodable as error:
+                return str(error)
+
+        for row, result in enumerate(side_by_side(found, column, threads, "trainpipes-look")):
+            if isinstance(result, str) and result and not of_images:
+                result = f"column {name!r}: {result}"
+            yield name, kind, row, result
+
+
+def kind_of(column: pa.ChunkedArray) -> str:
+    """What most of the first rows of a column of bytes are; "" for anything else."""
+    heads: list[bytes] = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 12).to_pylist()
+    kinds = Counter(map(kind_of_head, heads)).most_common(1)
+    return kinds[0][0] if kinds and 2 * kinds[0][1] > len(heads) else ""
+
+
+def kind_of_head(head: bytes) -> str:
+    """What a file is that begins so; "" for anything else."""
+    if head[4:8] == b"ftyp":
+        return BRANDS.get(head[8:12], "video")
+    if head[:4] == b"RIFF":
+        return BRANDS.get(head[8:12], "")
+    return next((kind for begin, kind in BEGINS.items() if head.startswith(begin)), "")
+
+
+def _of_image(content: bytes) -> str:
+    by_pillow(content, "RGB", 1)
+    return ""
+
+
+def _of_sound(content: bytes) -> Length:
+    rate, channels, samples = sound.header_of(BytesIO(content))
+    seconds = samples / rate if samples >= 0 else np.nan
+    return Length(seconds, f"{rate:,} Hz, {channels} channel{'s' * (channels != 1)}")
+
+
+def _of_video(content: bytes) -> Length:
+    seconds, fps, height, width = video.header_of(BytesIO(content))
+    form = f"{width} x {height} pixels, {fps:.4g} frames a second"
+    return Length(seconds if seconds >= 0 else np.nan, form)
+
+
+LOOKS: dict[str, Callable[[bytes], str | Length]] = {
+    "image": _of_image,
+    "sound": _of_sound,
+    "video": _of_video,
+}
+
 
 #: What reads files, by the name of its stage.
 CLASSES: dict[str, Any] = {
@@ -94,13 +234,13 @@ DEPTH_BYTES = 16 << 20
 REMOTE_IMAGES = 64
 #: Files of ``save_to_disk`` that describe the data beside them.
 ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
-#: Errors that are not of one file.
+#: Errors that are not about a single file.
 OF_ALL = (UnreachableError, Stopped, MemoryError, MissingExtraError)
 
 
 @dataclass
 class Found:
-    """The files, in groups that are read as one, each by the name of its first file."""
+    """The files, in groups that are read together, each by the name of its first file."""
 
     reader: str
     urls: Sequence[str]
@@ -120,13 +260,13 @@ class Found:
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
-        """Of each source, what its headers say, or else the sample."""
-        own = [
+        """Of each source, the schema of its headers, or else of the sample."""
+        sources = [
             (name, getattr(source, "rows_schema", None), source.schema)
             for name, source in self.sources
         ]
-        known = {name: schema if rows is None else rows for name, rows, schema in own}
-        return {**self.sampled, **{name: one for name, one in known.items() if one is not None}}
+        known = {name: schema if rows is None else rows for name, rows, schema in sources}
+        return self.sampled | {name: found for name, found in known.items() if found is not None}
 
     def note(self, place: Place, why: str) -> None:
         """A row of the sample cannot be used."""
@@ -155,7 +295,7 @@ class Found:
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
-    """The files of the format with most bytes, and what they say without reading rows."""
+    """The files of the format with most bytes, and facts that need no reading of rows."""
     if not urls:
         raise MissingFilesError(
             "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
@@ -190,7 +330,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _found_table(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found | None:
-    """A table with versions, as its newest one says what it has; None for files."""
+    """A table with versions, as its newest version describes it; None for files."""
     if len(urls) != 1 or (reader_by_name(urls[0]) and not urls[0].endswith(METADATA)):
         return None
     stage = _table_stage(urls[0], storage_options)
@@ -242,7 +382,7 @@ def _open(sample: Found, files: FileList) -> None:
         except Exception as error:
             if len(numbers) == 1:
                 if bad_rows == "skip":
-                    return look(*numbers, bad_rows="raise")  # what is wrong with the rows
+                    return look(*numbers, bad_rows="raise")  # raises for the bad rows
                 sample.unreadable[name] = reason_of(name, error)
             return []
 
@@ -292,7 +432,7 @@ def _source(record: Record) -> RowSource:
 
 
 def reason_of(name: str, error: Exception) -> str:
-    """What an error says of one file."""
+    """What an error says of a file."""
     if not isinstance(error, TrainpipesError):
         return hidden(reason(error))
     lines = str(error).splitlines()
@@ -355,12 +495,19 @@ def _places(sample: Found, rows: int) -> list[tuple[int, int, int, int]]:
     each = rows // pieces
     edges = np.linspace(0, total, pieces + 1)[:-1].astype(np.int64)
     owners = np.searchsorted(ends, edges, side="right")
-    own = lengths[owners]
+    lengths_there = lengths[owners]
     # Only the beginning of a large row group is read: its pieces are spread over that.
     reach = (np.bincount(owners)[owners] + 1) * each
-    reach = np.maximum(reach, DEPTH_BYTES / np.maximum(1.0, sample.block_bytes[owners] / own))
-    starts = ((edges - ends[owners] + own) * np.minimum(1.0, reach / own)).astype(np.int64)
+    reach = np.maximum(
+        reach, DEPTH_BYTES / np.maximum(1.0, sample.block_bytes[owners] / lengths_there)
+    )
+    starts = (
+        (edges - ends[owners] + lengths_there) * np.minimum(1.0, reach / lengths_there)
+    ).astype(np.int64)
     places = zip(
-        owners.tolist(), starts.tolist(), np.minimum(own, starts + each).tolist(), strict=True
+        owners.tolist(),
+        starts.tolist(),
+        np.minimum(lengths_there, starts + each).tolist(),
+        strict=True,
     )
     return [(*blocks[owner], start, stop) for owner, start, stop in places]

@@ -76,7 +76,7 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
 
 
 def no_length(plan: Plan) -> str:
-    """Why the length is not known, and what to do."""
+    """Why the length is not known, and the way out."""
     if plan.chain.endless:
         return "repeat() has no end; count steps, or give repeat(times=...)"
     if plan.inputs.epoch_rows is None:
@@ -90,8 +90,8 @@ def no_length(plan: Plan) -> str:
         return (
             f"how many items repeat() makes of {plan.chain.num_shards} shards that go on {way_out}"
         )
-    what = dropping[0] if dropping else "take() or skip() on the way"
-    return f"how many rows {what} lets through {way_out}"
+    reason = dropping[0] if dropping else "take() or skip() on the way"
+    return f"how many rows {reason} lets through {way_out}"
 
 
 def ends_short(plan: Plan) -> bool:
@@ -117,7 +117,7 @@ def rows_of(source: RowSource | RowStream) -> int | None:
     return int(source.lengths.sum()) if isinstance(source, RowSource) else source.length
 
 
-def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> float | None:
+def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> float | None:
     """Items of an epoch over all ranks, about; None where that takes reading rows.
 
     Args:
@@ -126,15 +126,15 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
     """
     chain, source = plan.chain, plan.inputs.source
     rows = rows_of(source)
-    if made is not None and isinstance(source, RowSource) and source.unread is not None:
+    if ratios is not None and isinstance(source, RowSource) and source.unread is not None:
         rows = int(source.lengths[~source.unread].sum())
     count: float | None = None
-    kept: float | None = None  # items, as far as they are exact
+    exact_items: float | None = None  # items, as far as they are exact
     exact, several = True, False  # several: a stage may make more rows than it gets
     for stage in chain.stages:
         options = stage.options
         if stage is chain.opener:
-            count = None if made is None and options.get("filter") is not None else rows
+            count = None if ratios is None and options.get("filter") is not None else rows
         elif count is None:
             continue
         elif isinstance(stage, kinds.RepeatStage):
@@ -142,12 +142,12 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
         elif isinstance(stage, kinds.CountingStage):
             n = int(stage.count)
             count = max(0, count - n) if stage.skips else min(count, n)
-        elif isinstance(stage, kinds.ShuffleStage) and chain.drawn is not None and kept:
-            count *= (plan.inputs.epoch_rows or 0) / kept
+        elif isinstance(stage, kinds.ShuffleStage) and chain.drawn is not None and exact_items:
+            count *= (plan.inputs.epoch_rows or 0) / exact_items
         elif not stage.traits.keeps_rows:
             share = stage.traits.share
-            if share is None and made is not None:
-                share = made.get(stage, 1.0)
+            if share is None and ratios is not None:
+                share = ratios.get(stage, 1.0)
             if share is None:
                 return None
             count, exact = count * share, False
@@ -157,7 +157,7 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
             dropping = bool(options.get("drop_last"))
             count = count_batches(round(count), options["batch_size"], dropping)
         several = several or isinstance(stage, kinds.PackingStage)
-        kept = count if exact else kept
+        exact_items = count if exact else exact_items
     return count
 
 
@@ -198,7 +198,7 @@ def _of_whole_shards(plan: Plan) -> float | None:
 
 
 def _runs(lane: Lane) -> Iterator[tuple[int, int]]:
-    """Of each run of a lane the first item that it gives, and the one after its last."""
+    """Of each run of a lane the number of its first item, and of the item after its last."""
     while (upcoming := lane.next_run()) is not None:
         yield upcoming[1:]
 
@@ -222,7 +222,7 @@ def _measured(plan: Plan) -> dict[Stage, float]:
         return {}
     place = next((n for n in measured if kinds.cuts_by_length(stages[n])), measured[0])
     shuffled = (n + 1 for n, stage in enumerate(stages) if isinstance(stage, kinds.ShuffleStage))
-    place = max([place, *shuffled])  # what comes before a shuffle is made window by window
+    place = max([place, *shuffled])  # rows before a shuffle are made window by window
     most = SAMPLE_ROWS
     if kinds.first_of(stages[:place], kinds.BatchingStage):
         most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
@@ -240,8 +240,8 @@ def _measured(plan: Plan) -> dict[Stage, float]:
     counts.clear()
     for _ in walk(sample):
         pass
-    own = (stages[number] for number in measured)
-    return {stage: counts[stage, "out"] / max(1, counts[stage, "in"]) for stage in own}
+    measured_stages = (stages[number] for number in measured)
+    return {stage: counts[stage, "out"] / max(1, counts[stage, "in"]) for stage in measured_stages}
 
 
 def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
@@ -253,7 +253,7 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
 
 
 class _Tally(kinds.RunStage, keeps_rows=False):
-    """Counts the items that come to one place of a chain."""
+    """Counts the items that come to a place of a chain."""
 
     key: tuple[Stage, str]
     counts: Counter[tuple[Stage, str]]

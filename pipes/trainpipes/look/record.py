@@ -89,7 +89,7 @@ def _versions() -> dict[str, Any]:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A value as JSON types, without what may be a credential.
+    """A value as JSON types, without possible credentials.
 
     >>> without_secrets({"urls": ["https://me:pw@host/a.csv?sig=abc"], "api_key": "x"})
     {'urls': ['https://…@host/a.csv?sig=…'], 'api_key': '(left out)'}
@@ -108,13 +108,13 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _fingerprint(value: Any) -> str:
-    """A digest that is equal for what a state takes for equal."""
+    """A digest that is equal for values that a state takes for equal."""
     text = json.dumps(_given(value), sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _given(value: Any) -> Any:
-    """A value without what is None, at the end of lists and in dicts."""
+    """A value without None at the end of lists and in dicts."""
     if isinstance(value, dict):
         return {key: _given(inner) for key, inner in value.items() if inner is not None}
     if not isinstance(value, list):
@@ -135,12 +135,12 @@ def mermaid(pipeline: Record) -> str:
 
 
 def written(stage: Stage) -> str:
-    """A stage with its options in one line; of the pipelines that it joins, how many."""
+    """A stage with its options, as a line; of the pipelines that it joins, how many."""
     text = repr(stage)
     if joined := _pipelines(stage):
         options = {k: v for k, v in stage.options.items() if v is not None and not _joined(v)}
-        given = [f"{name}={show(value)}" for name, value in options.items()]
-        text = f"{stage.name}({', '.join([f'{len(joined)} pipelines', *given])})"
+        arguments = [f"{name}={show(value)}" for name, value in options.items()]
+        text = f"{stage.name}({', '.join([f'{len(joined)} pipelines', *arguments])})"
     return _legible(text)
 
 

@@ -147,7 +147,7 @@ def _places(
 
 
 def _shuffled(plan: Plan, layout: Layout, epoch: int, span: int, rows: IntArray) -> IntArray:
-    """At which rows of a span those of one window come out."""
+    """At which rows of a span those of a window come out."""
     window = layout.window_of(span, int(rows[0]))
     start, stop = layout.window(span, window)
     seed = plan.chain.seed
@@ -181,7 +181,7 @@ def _drawn(
 def _by_going_through(
     plan: Plan, position: Position, rows: NumberedRows, world_size: int, steps: int | None
 ) -> Steps:
-    """Batches are made without what does not tell which rows are in them."""
+    """Batches are made without stages that do not change which rows are in them."""
     uneven = plan.chain.uneven or world_size == 1
     options = RunOptions(unroll=lambda run: _hits(run, rows), step=0 if uneven else world_size)
     done: dict[int, int] = defaultdict(int)  # batches of each rank
@@ -250,7 +250,7 @@ def _light(plan: Plan) -> Plan:
 
 
 def _reads(plan: Plan) -> bool:
-    """Whether which rows are in which batch depends on what they hold."""
+    """Whether the rows' values decide which batch they are in."""
     source = plan.inputs.source
     if isinstance(source, Mixture):
         of_source = source.by_tokens or any(map(_reads, plan.mixed.values()))

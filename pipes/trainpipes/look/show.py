@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import copied, whole_number
 from trainpipes._internal.messages import WIDTH, folded, in_color, table, terminal_width
-from trainpipes.engine.iterating.consumer import RunOptions
+from trainpipes._internal.progress import counted
+from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.errors import DataError, escaped
+from trainpipes.errors import DataError, StateError, escaped, shown
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
-from trainpipes.look.previews import coming
 from trainpipes.look.values import (
     NAME,
     Picture,
@@ -37,7 +37,65 @@ from trainpipes.look.values import (
     strips_of,
     with_rows,
 )
+from trainpipes.order.layout import Topology
+from trainpipes.state.cursor import is_count
 from trainpipes.tokenizers.adapters import load
+
+
+def state_at(iteration: IterationState, batches: int, epoch: int) -> dict[str, Any]:
+    """The state after so many batches of each rank, in an epoch."""
+    batches, epoch = copied(batches), copied(epoch)
+    if not is_count(batches):
+        raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
+    if not is_count(epoch):
+        raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
+    plan, world = iteration.plan, iteration.ranks()[1]
+    m = batches * world
+    beyond = f"batches for each of {world} ranks, got {batches}"
+    if plan.counts.known and m > plan.counts.batches_in_pass:
+        most = int(plan.counts.batches_in_pass) // world
+        raise StateError(f"state_at(batches_delivered): an epoch has {most} {beyond}")
+    walked = 0 if plan.counted else m
+    start = replace(iteration.start_of(epoch), m=m - walked)
+    options = RunOptions(step=world if world > 1 else 0)  # ends where several ranks would
+    walk = Consumer(plan, Topology(), start, options=options)
+    for taken in counted(range(walked), "making the batches before it", walked, "batches"):
+        try:
+            next(walk)
+        except StopIteration:
+            walk.finish()
+            said = f"state_at(batches_delivered): an epoch has {taken // world} {beyond}"
+            raise StateError(said) from None
+    return walk.state()
+
+
+def peek(iteration: IterationState) -> Any:
+    """The next item."""
+    for item in coming(iteration):
+        return item
+    raise DataError(
+        "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
+        "what the stages make of the rows"
+    )
+
+
+def coming(iteration: IterationState, options: RunOptions = SERIAL) -> Iterator[Any]:
+    """The next items."""
+    position = iteration.upcoming()
+    plan = iteration.plan_of(position)
+    if plan.grows and not position.m:
+        plan = iteration.make_plan(iteration.of_run())
+    starts = [position]
+    if position.m:  # there may be nothing left
+        starts.append(iteration.start_of(iteration.passes.after(position.pass_number)))
+    for start in starts:
+        gave = False
+        for item in Consumer(plan, iteration.topology(), start, options=options):
+            gave = True
+            yield item
+        if gave:
+            return
+
 
 #: Items, and rows of each, at most: nobody reads more.
 MOST = 1000
@@ -48,7 +106,7 @@ LAYOUTS = {
     "own": "the targets are a text of their own",
     "mask": "a mask says which tokens are in the loss",
 }
-#: How each kind of piece is written, and what the legend says of it.
+#: How each kind of piece is written, and its text in the legend.
 MARKS = {
     "plain": ("{text}", ""),
     "loss": ("⟦{text}⟧", "in the loss"),
@@ -68,7 +126,7 @@ ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green"
 
 @dataclass(frozen=True)
 class ItemView:
-    """What is shown of one item: its values as cells, and the token ids of some rows by column."""
+    """What is shown of an item: its values as cells, and the token ids of some rows by column."""
 
     title: str
     kind: str
@@ -86,7 +144,7 @@ class Preview:
     """Items of a pipeline for people to read. Prints as text, in color on a terminal and in a notebook.
 
     Attributes:
-        items: what is shown of each.
+        items: the shown form of each.
     """
 
     def __init__(self, items: Sequence[ItemView]) -> None:

@@ -1,4 +1,4 @@
-"""How well an order is shuffled, in numbers beside those of a random one."""
+"""How well an order is shuffled, in numbers beside those of a random order."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ShuffleQuality:
         epoch_rows: rows of an epoch: more than ``rows`` for a sample.
         batch_size: rows in a batch.
         files: that the rows are from; blocks where there are no files.
-        neighbor_distance: mean distance in the files of rows that come one after the other, as a part of
-            all rows: 0 for file order, 1/3 for a random one.
+        neighbor_distance: mean distance in the files of rows that come next to each other, as a part of
+            all rows: 0 for file order, 1/3 for a random order.
         neighbors_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
@@ -62,11 +62,11 @@ class ShuffleQuality:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
-        kept, near = f"{self.neighbors_kept:<10.4f}", f"{self.neighbor_distance:<10.3f}"
+        share, near = f"{self.neighbors_kept:<10.4f}", f"{self.neighbor_distance:<10.3f}"
         return table([
             ("rows", f"{of} of {files}, batches of {self.batch_size}"),
             ("neighbor distance", f"{near}random: 0.333"),
-            ("neighbors kept", f"{kept}random: {min(1.0, 2 / n):.4f}"),
+            ("neighbors kept", f"{share}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
         ])  # fmt: skip
 
@@ -86,7 +86,7 @@ def shuffle_quality(
 
     Args:
         order: a pipeline; or numbers of rows, counted over all files, in the order in which they come.
-        files: with numbers, the rows of each file; one file if left out.
+        files: with numbers, the rows of each file; a single file if left out.
         batch_size: rows in a batch; the pipeline's own if left out, else 32.
         epoch: of the pipeline.
 
@@ -124,15 +124,15 @@ def order_quality(
     chain, source = plan_of(pipeline).chain, plan_of(pipeline).inputs.source
     if chain.mixes or not isinstance(source, RowSource):
         return None
-    kept: list[Stage] = []
+    stages_left: list[Stage] = []
     for stage in takewhile(
         lambda s: not isinstance(s, kinds.BatchingStage | kinds.PackingStage), chain.stages
     ):
-        in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in kept)
+        in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in stages_left)
         if isinstance(stage, READING) or (isinstance(stage, kinds.CountingStage) and in_file_order):
-            kept.append(stage._fresh())
+            stages_left.append(stage._fresh())
     size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
-    chain = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True).chain
+    chain = Plan.of([*stages_left, Batch(size), Numbered()], source, quiet=True).chain
     after = (s for s in chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))
     plan = Plan(Inputs(replace(chain, before=(), after=tuple(after)), _Numbers(source)))
     items = counted(islice(walk(plan, epoch), batches), "measuring the shuffle", batches, "batches")

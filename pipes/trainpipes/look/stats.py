@@ -46,7 +46,7 @@ __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
 
 #: Batches that are looked at where nothing is said; with a number of ranks, of each rank or shard.
 BATCHES, BATCHES_EACH = 100, 64
-#: Labels of one column that a text shows.
+#: Labels of a column that a text shows.
 MOST_LABELS = 12
 #: Rows that are counted at a time.
 ROWS = 65_536
@@ -90,7 +90,7 @@ class Packing:
         max_length: tokens of a row.
         documents: in all of them, where a document cut in two counts as two.
         empty: places for tokens that hold none.
-        share: what is empty, as part of all places, 0 to 1.
+        share: empty places, as part of all, 0 to 1.
     """
 
     rows: int
@@ -110,11 +110,11 @@ class Mixing:
     """How much each source of a mix gave, by its name.
 
     Attributes:
-        unit: what is counted, "rows", "batches" or "tokens".
+        unit: the unit, "rows", "batches" or "tokens".
         rows: its rows.
         amounts: its rows or batches, or tokens where the mix counts these.
         shares: its part of all, 0 to 1.
-        targets: what the weights say, on average over these rows, 0 to 1.
+        targets: the shares by the weights, on average over these rows, 0 to 1.
     """
 
     unit: str
@@ -143,7 +143,7 @@ class Stats:
         shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
         steps: whether the ranks of a step have as much to do; None without ``world_size``.
-        counts: of each stage that counts rows, what it says of these batches: rows left out, texts cut.
+        counts: of each stage that counts rows, its text about these batches: rows left out, texts cut.
         retries: how many times this process has made a request to a server again, so far.
     """
 
@@ -159,7 +159,9 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON types; labels as texts."""
-        labels = {name: {str(k): n for k, n in own.items()} for name, own in self.labels.items()}
+        labels = {
+            name: {str(k): n for k, n in counts.items()} for name, counts in self.labels.items()
+        }
         return {**asdict(self), "labels": labels}
 
     def __str__(self) -> str:
@@ -304,15 +306,19 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
     for known in counted(islice(walk(plan), batches), "looking at the mix", batches, "batches"):
         for path, places, _ in mixture.ids.split(known.ids):
             number, tokens = names.index(path[0]), known.tokens
-            own = [*zip(known.ids[places].tolist(), known.epochs[places].tolist(), strict=True)]
+            rows_here = [
+                *zip(known.ids[places].tolist(), known.epochs[places].tolist(), strict=True)
+            ]
             amount = (
-                sum(weighed[row] for row in own) if tokens is None else int(tokens[places].sum())
+                sum(weighed[row] for row in rows_here)
+                if tokens is None
+                else int(tokens[places].sum())
             )
             if tokens is not None:
-                own = [row for row in dict.fromkeys(own) if row not in seen]
-                seen.update(own)
-            rows[number] += len(own)
-            amounts[number] += {"tokens": amount, "rows": len(own)}.get(mixture.unit, 1)
+                rows_here = [row for row in dict.fromkeys(rows_here) if row not in seen]
+                seen.update(rows_here)
+            rows[number] += len(rows_here)
+            amounts[number] += {"tokens": amount, "rows": len(rows_here)}.get(mixture.unit, 1)
     total = max(1.0, float(amounts.sum()))
     parts = np.diff(np.minimum([*mixture.starts, np.inf], total))
     order = [mixture.names.index(name) for name in names]
@@ -328,7 +334,7 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
 
 
 class _Weighed(kinds.RunStage, holds_data=True, asks_inputs=True):
-    """Notes what the mix counts each of its rows for, by number and epoch."""
+    """Notes the weight of each of the mix's rows, by number and epoch."""
 
     weighed: dict[tuple[int, int], int]
 
@@ -357,7 +363,7 @@ class _KnownRows(NamedTuple):
 
 
 class _Known(kinds.RunStage):
-    """Makes of each item what its rows are; ``packs``: they are packed after the mix."""
+    """Makes of each item the names of its rows; ``packs``: they are packed after the mix."""
 
     packs: bool
 
@@ -380,7 +386,7 @@ class _Known(kinds.RunStage):
         return run.with_items(items)
 
 
-# Labels, by one pass over one column
+# Labels, by a pass over a column
 
 
 class CountLabels(kinds.RunStage, takes="columns"):

@@ -65,8 +65,8 @@ def _leaves(name: str, value: Any, depth: int, of_row: bool) -> Iterator[tuple[s
     if not named or depth >= DEEPEST:
         yield name, value
         return
-    for own, inner in named.items():
-        yield from _leaves(f"{name}.{own}" if name else own, inner, depth + 1, of_row)
+    for key, inner in named.items():
+        yield from _leaves(f"{name}.{key}" if name else key, inner, depth + 1, of_row)
 
 
 def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
@@ -190,7 +190,7 @@ def wave_form(samples: Array) -> str:
 
 
 class Sound(NamedTuple):
-    """A sound ``[samples]``, or the one of several that is printed: of batches the first."""
+    """A sound ``[samples]``, or of several that which is printed: of batches the first."""
 
     samples: Array
     rate: int
@@ -267,7 +267,7 @@ class MakesPictures(Protocol):
 
 
 class Picture(NamedTuple):
-    """A picture's size, and a small one as PNG."""
+    """A picture's size, and a small copy as PNG."""
 
     width: int
     height: int

@@ -1,4 +1,4 @@
-"""Sound out of files: by libsndfile, and what that does not know by FFmpeg."""
+"""Sound out of files: by libsndfile, and by FFmpeg for other formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import need
-from trainpipes.media.files import Undecodable, check
+from trainpipes.media import Undecodable, check
 
 #: Samples, ``[channels, samples]``.
 Samples = npt.NDArray[np.float32]
@@ -27,8 +27,8 @@ CONTAINERS = (
 FOR_FFMPEG = ((4, b"ftyp"), (0, b"\x1aE\xdf\xa3"), (0, b"\x00\x00\x01\xba"), (0, b"0&\xb2u"))
 #: Samples of all channels that are decoded at most (2 GiB), and that are asked of libsndfile at a time.
 MOST, AT_ONCE = 1 << 29, 1 << 24
-#: Seconds that FFmpeg decodes before the first one that is wanted: codecs need some sound before it. Seconds
-#: at its end that a file may lack of what its header says.
+#: Seconds that FFmpeg decodes before the first second that is wanted: codecs need some sound before it.
+#: Seconds at its end that a file may lack, by its header.
 BEFORE, LACKING = 0.2, 0.5
 
 
@@ -59,7 +59,7 @@ class Clip:
     place: float | None = None
 
     def within(self, samples: int, rate: int) -> tuple[int, int]:
-        """The first sample, and the one after the last; raises ``NoSound`` for none."""
+        """The first sample, and the end; raises ``NoSound`` for none."""
         first = round(self.start * rate)
         if first >= samples > 0:
             raise NoSound(
@@ -137,7 +137,7 @@ def samples_of(file: BinaryIO, clip: Clip = WHOLE) -> tuple[Samples, int]:
     samples, header = _decoded(file, clip)
     if not samples.size:
         raise NoSound("it holds no samples")
-    with np.errstate(all="ignore"):  # a sum is finite where all are, and one pass
+    with np.errstate(all="ignore"):  # a sum is finite where all are, and it takes a single pass
         total = samples.sum()
     if not np.isfinite(total) and not np.isfinite(samples).all():
         raise NoSound("it holds samples that are infinite or no numbers")
@@ -176,7 +176,7 @@ def _by_sndfile(file: BinaryIO, sound: Any, clip: Clip | None) -> tuple[Samples,
 
 
 def refuse_cut_off(log: str) -> None:
-    """Raise for a file that has fewer bytes than its header says, by what libsndfile notes of it."""
+    """Raise for a file that has fewer bytes than its header says, by libsndfile's log of it."""
     for line in log.splitlines():
         name, _, rest = line.partition(":")
         said, _, there = rest.partition("(should be ")
@@ -278,12 +278,12 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     import soxr
 
     flat = np.ascontiguousarray(samples.T if len(samples) > 1 else samples[0])
-    made: Samples = soxr.resample(flat, rate, wanted)
-    return made.T if made.ndim == 2 else made[None]
+    converted: Samples = soxr.resample(flat, rate, wanted)
+    return converted.T if converted.ndim == 2 else converted[None]
 
 
 def mixed(samples: Samples) -> Samples:
-    """All channels as one, ``[1, samples]``: their mean."""
+    """All channels as a single one, ``[1, samples]``: their mean."""
     if len(samples) == 1:
         return samples
     mean: Samples = samples.mean(axis=0, dtype=np.float32, keepdims=True)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.media.files import Undecodable, check
+from trainpipes.media import Undecodable, check
 from trainpipes.media.sound import Clip
 
 #: What FFmpeg may take a file for: none of those that name other files, as playlists do.
@@ -25,9 +25,9 @@ CONTAINERS = (
 )
 #: Bytes of the pixels of a clip, at most.
 MOST = 1 << 31
-#: Seconds that are read on rather than sought over; that a file may lack of what its header says.
+#: Seconds that are read on rather than sought over; that a file may lack at its end, by its header.
 NEAR, LACKING = 1, Fraction(1, 2)
-#: Codecs of which frames that no other one needs can be left out while others are decoded.
+#: Codecs of which frames that no other frame needs can be left out while others are decoded.
 SKIPPABLE = {"h264", "mpeg4", "mpeg2video", "mpeg1video"}
 #: Bytes that FFmpeg asks a file for at a time.
 BUFFER = 64 << 10
@@ -122,7 +122,7 @@ def frames_of(
     clip: Clip,
     size: Callable[[int, int], tuple[int, int]] | None = None,
 ) -> Frames:
-    """Frames of a part of a file; ``size`` says what height and width become."""
+    """Frames of a part of a file; ``size`` gives the new height and width."""
     with opened(file) as video:
         try:
             return video.frames(video.ticks(choice, clip), size)
@@ -164,7 +164,7 @@ class Video:
             self.is_own_length = tag is not None or len(track.container.streams) == 1
 
     def ticks(self, choice: Choice, clip: Clip) -> list[Fraction]:
-        """For each frame that is wanted, a time at which it was the last one to come."""
+        """For each frame that is wanted, a time at which it was the last to come."""
         track = self.track
         if choice.numbers is not None:
             times = track.times()
@@ -206,7 +206,7 @@ class Video:
         shape, before = (
             (0, 0),
             (-1, 0),
-        )  # of frames as they are coded; the last one's place and time
+        )  # of frames as they are coded; the last frame's place and time
         for n in sorted(range(len(ticks)), key=lambda n: ticks[n]):
             time, frame = track.at(ticks[n])
             self._check_end(time, frame, ticks[n])
@@ -219,9 +219,9 @@ class Video:
                 shown = turn.swapped(frame.height, frame.width)
                 shown = shown if size is None else size(*shown)
                 if min(shown) < 1 or len(ticks) * shown[0] * shown[1] * 3 > MOST:
-                    what = f"{len(ticks):,} frames of {shown[0]:,} x {shown[1]:,} pixels"
+                    said = f"{len(ticks):,} frames of {shown[0]:,} x {shown[1]:,} pixels"
                     way = "decode fewer, or give a size"
-                    raise NoVideo(f"{what} are more than {MOST >> 30} GiB: {way}")
+                    raise NoVideo(f"{said} are more than {MOST >> 30} GiB: {way}")
                 shape = turn.swapped(*shown)
                 pixels = np.empty((len(ticks), *shown, 3), dtype=np.uint8)
             rgb = converter.reformat(
@@ -232,7 +232,7 @@ class Video:
         return Frames(pixels, times)
 
     def _check_end(self, time: int, frame: Any, tick: Fraction) -> None:
-        """Raise if a video ends long before what is wanted."""
+        """Raise if a video ends long before the wanted frames."""
         track = self.track
         end = time + (frame.duration or 0)
         if (tick - end) * track.tick <= LACKING or not track.is_last(time):
@@ -247,7 +247,7 @@ class Video:
 class Track:
     """The packets of a video in the order of the file, and their frames.
 
-    Frames are asked for in the order of their times. What lies between is read or sought over; what no
+    Frames are asked for in the order of their times. Frames between are read or sought over; what no
     wanted frame needs is not decoded.
     """
 
@@ -292,7 +292,7 @@ class Track:
         self._pending: deque[Any] = deque()  # packets read, not decoded
         self._known: set[int] = (
             set()
-        )  # times of frames from the last one given on, as packets say them
+        )  # times of frames from the last given frame on, as packets say them
         self._passed: int | None = None  # the time of the last frame given
         self._key: int | None = (
             None  # that of the key frame that decoding began at: frames before are bad
@@ -333,7 +333,7 @@ class Track:
         )
 
     def at(self, tick: Fraction) -> tuple[int, Any]:
-        """The frame that was the last one to come before ``tick``, and its time; else the first one."""
+        """The frame that was the last to come before ``tick``, and its time; else the first one."""
         if not self._is_linear:
             self._read_up_to(tick)
         wanted = max((t for t in self._known if t < tick), default=None)
@@ -425,7 +425,7 @@ class Track:
             self._known.add(packet.pts)
 
     def _decode(self, wanted: int | None) -> None:
-        """Decode a packet, or what is left at the end."""
+        """Decode a packet, or the rest at the end."""
         context = self.stream.codec_context
         if self._is_linear:
             packet = next(self._packets, None)

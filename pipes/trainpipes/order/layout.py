@@ -2,7 +2,7 @@
 
 For an epoch of N rows cut into batches of B rows:
 
-    batch m     number in the one global sequence, over all ranks
+    batch m     number in the global sequence, over all ranks
     shard s     residue class of m modulo S = num_shards: *who*
     span g      one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
     window w    part of a span; its rows are permuted together
@@ -45,7 +45,7 @@ class Topology:
 
     def check(self, num_shards: int, sharded: bool, one_consumer: str = "") -> None:
         """Raise where the ranks and workers can't share the shards, and warn once where they share some.
-        ``one_consumer``: why there may be only one."""
+        ``one_consumer``: why there may be only one consumer."""
         consumers = self.world_size * self.num_workers
         if num_shards % consumers == 0:
             return
@@ -80,7 +80,7 @@ class Topology:
         return max(m, origin) + (first - max(m, origin)) % stride
 
     def step(self, num_shards: int) -> int:
-        """From one batch of the shards that this consumer reads to the next, which may be another
+        """The distance between batches of the shards that this consumer reads, which may be another
         consumer's.
         """
         return 1 if self.reads_all else gcd(self.world_size * self.num_workers, num_shards)
@@ -155,12 +155,12 @@ class EqualWindows:
 
 @dataclass(frozen=True)
 class GrowingWindows:
-    """Windows of a span that begin small and grow to ``size`` rows; the last one has up to ``last``.
+    """Windows of a span that begin small and grow to ``size`` rows; the last window has up to ``last``.
 
     One curve has the starts of all spans' windows. Span g of G has those at v = j + (g + 1/2) / G
     for integers j, so that the windows of different spans begin at different rows, evenly spread. The
     curve begins at v = -``OCTAVES``; it doubles with each step up to v = 1, then each step adds ``size``
-    rows, and in the last step what is left of the span falls from ``last`` rows to half of that.
+    rows, and in the last step the rest of the span falls from ``last`` rows to half of that.
 
     The arithmetic is of integers: alike on every machine, for any number of rows.
 
@@ -339,7 +339,7 @@ class Layout:
         if limit is not None:
             count = max(count, -(-rows // limit))
         count = min(count, rows)
-        # A buffer of one row mixes none.
+        # A buffer of a single row mixes none.
         if self.grows and not self.stride and count >= 3 and self.window_rows > 1:
             size, last = self.window_rows, 2 * self.window_rows
             if limit is not None and limit < last:
@@ -429,9 +429,9 @@ def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArra
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """How a stream is dealt: as one span of windows of ``window_rows``. The first two of a shuffled one
+    """How a stream is dealt: as a single span of windows of ``window_rows``. The first two of a shuffled one
     have half as many each, so that its first batch waits for one buffer of rows, and a stream that
-    ends within a buffer is one window.
+    ends within a buffer is a single window.
     """
 
     batch_size: int

@@ -137,7 +137,7 @@ STRATA = 32
 def turn_order(
     costs: npt.NDArray[Any], first: int, strata: int, seed: int, *path: int | str
 ) -> IntArray:
-    """Which batch a shard gives at each turn, int64 ``[batches]``, so that those of one step cost about the
+    """Which batch a shard gives at each turn, int64 ``[batches]``, so that those of a step cost about the
     same.
 
     A shard's t-th batch of a pass is given at *turn* t, and the ranks of a step are at the same turn. For
@@ -146,7 +146,7 @@ def turn_order(
 
     Args:
         costs: of a shard's batches, ``[batches]``.
-        first: the turn of the first one given.
+        first: the turn of the first batch given.
         strata: turns among which each part of the costs comes once.
         path: names the draws; alike for all shards.
 

@@ -27,10 +27,8 @@ from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.stages.balance import Balance
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.bucket_by_length import BucketByLength
+from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.cache import Cache
-from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
 from trainpipes.stages.decode_audio import AudioInfo, DecodeAudio
@@ -58,7 +56,7 @@ from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.sound_features import LogMel, MaskSpans
 from trainpipes.stages.token_ids import AddLabels, MaskTokens, Truncate
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenizing import TokenizedBy
+from trainpipes.stages.tokenizing import ChatTemplate, TokenizedBy
 from trainpipes.writers import formats
 
 if TYPE_CHECKING:
@@ -77,15 +75,15 @@ P = ParamSpec("P")
 
 
 def written_as(
-    function: Callable[..., Any], stage: Any, name: str, *own: inspect.Parameter
+    function: Callable[..., Any], stage: Any, name: str, *first: inspect.Parameter
 ) -> Callable[..., Any]:
     """A function that makes a stage, with the parameters and the text of the stage's class."""
     enter(stage)
-    given: Any = function
-    given.__name__, given.__qualname__ = name.rsplit(".", 1)[-1], name
-    given.__doc__, given.__module__ = stage.__doc__, stage.__module__
+    named: Any = function
+    named.__name__, named.__qualname__ = name.rsplit(".", 1)[-1], name
+    named.__doc__, named.__module__ = stage.__doc__, stage.__module__
     taken = inspect.signature(stage).parameters.values()
-    given.__signature__ = inspect.Signature([*own, *taken], return_annotation="Pipeline")
+    named.__signature__ = inspect.Signature([*first, *taken], return_annotation="Pipeline")
     return function
 
 
@@ -101,20 +99,22 @@ class Method(Generic[P]):
         def add(pipeline: Pipeline, *args: Any, **options: Any) -> Pipeline:
             return pipeline.then(stage(*args, **options))
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        self._add = written_as(add, stage, f"{owner.__name__}.{name}", own)
+        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        self._add = written_as(add, stage, f"{owner.__name__}.{name}", receiver)
 
     @overload
-    def __get__(self, one: None, owner: Any) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
+    def __get__(
+        self, instance: None, owner: Any
+    ) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
     @overload
-    def __get__(self, one: Pipeline, owner: Any) -> Callable[P, Pipeline]: ...
-    def __get__(self, one: Pipeline | None, owner: Any) -> Any:
-        return self._add if one is None else MethodType(self._add, one)
+    def __get__(self, instance: Pipeline, owner: Any) -> Callable[P, Pipeline]: ...
+    def __get__(self, instance: Pipeline | None, owner: Any) -> Any:
+        return self._add if instance is None else MethodType(self._add, instance)
 
 
 class Pipeline(Record):
-    """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one; each
-    stage method returns a new one, which starts at the beginning.
+    """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make it; each
+    stage method returns a new chain, which starts at the beginning.
 
     Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators read
     from the first ``next`` on, and have ``state_dict`` and ``load_state_dict``. You can iterate a
@@ -122,9 +122,9 @@ class Pipeline(Record):
     ``trainpipes.Loader``.
 
     Args:
-        stages: first one first.
+        stages: the first stage first.
         ranks: rank and world size, if they are not those of the process.
-        members: global ranks that read the pipeline together with this one, if not all do.
+        members: global ranks that read the pipeline together with this rank, if not all do.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_dataset(range(5)).batch(2)
@@ -136,7 +136,7 @@ class Pipeline(Record):
         from trainpipes.look.record import mermaid
 
         bundle = {"text/plain": repr(self)}
-        with suppress(TrainpipesError):  # what is wrong is said where the pipeline is used
+        with suppress(TrainpipesError):  # errors are raised where the pipeline is used
             bundle["text/vnd.mermaid"] = mermaid(self)
         return bundle
 
@@ -247,7 +247,7 @@ class Pipeline(Record):
 
         Args:
             parts: fraction of the rows by name; the fractions sum to 1.
-            key: a column, or several: rows of equal values stay in one part.
+            key: a column, or several: rows of equal values stay in the same part.
             seed: of the choice.
 
         Returns:
@@ -275,7 +275,7 @@ class Pipeline(Record):
         return length_of(self._iteration)
 
     def peek(self) -> Any:
-        """Return the first item of the next iteration, without starting one.
+        """Return the first item of the next iteration, without starting it.
 
         Raises:
             DataError: the pipeline gives nothing.
@@ -284,7 +284,7 @@ class Pipeline(Record):
         >>> tp.from_dataset(range(5)).batch(2).peek()
         [0, 1]
         """
-        from trainpipes.look.previews import peek
+        from trainpipes.look.show import peek
 
         return peek(self._iteration)
 
@@ -320,7 +320,7 @@ class Pipeline(Record):
         return show_next(self._iteration, n, rows)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
-        """Say what will happen: stages, files, columns, rows, shards, memory. Lists files and reads
+        """Describe the plan: stages, files, columns, rows, shards, memory. Lists files and reads
         their footers, without calling a function of the pipeline.
 
         Args:
@@ -353,7 +353,7 @@ class Pipeline(Record):
         labels: str | Sequence[str] | None = None,
         world_size: int | None = None,
     ) -> Stats:
-        """Measure the first batches of an epoch, over all ranks, without starting one: padding, how full
+        """Measure the first batches of an epoch, over all ranks, without starting it: padding, how full
         packed rows are, the sources of a mix, and how well rows are shuffled. Padding is where
         "segment_ids" or "attention_mask" is 0.
 
@@ -397,8 +397,8 @@ class Pipeline(Record):
         max_size: int | None = None,
     ) -> FittedColumns:
         """Find means and deviations of columns of numbers, for ``normalize_columns``, and the values of
-        categories, for ``encode_categories``, by one pass over the rows before they are batched. Fit on
-        the training part only, and ``save`` what was found: a resume needs the same.
+        categories, for ``encode_categories``, by a pass over the rows before they are batched. Fit on
+        the training part only, and ``save`` the result: a resume needs the same.
 
         Nulls and NaN are counted, and left out. Means are rounded to a millionth of the deviation, so that
         all machines find the same.
@@ -458,7 +458,7 @@ class Pipeline(Record):
         return to_yaml(self, path)
 
     def to_map_dataset(self, path: str | os.PathLike[str]) -> MapDataset:
-        """Keep the rows of one epoch in a file, as a map-style dataset that all processes of a
+        """Keep the rows of an epoch in a file, as a map-style dataset that all processes of a
         machine share.
 
         Args:
@@ -493,7 +493,7 @@ class Pipeline(Record):
         return to_hf(self)
 
     def to_ray(self, *, epoch: int = 0) -> Dataset:
-        """Make a ``ray.data.Dataset`` of the rows of one epoch. Nothing is read before Ray reads it.
+        """Make a ``ray.data.Dataset`` of the rows of an epoch. Nothing is read before Ray reads it.
 
         Where rows are counted, each read task reads a range of them, in the order without
         ``sharding_filter``; otherwise (``filter``, ``flat_map``, ``mix``) there is a task for each shard. Ray
@@ -504,7 +504,7 @@ class Pipeline(Record):
         it.
 
         Args:
-            epoch: which one; a pipeline that shuffles has another order in each.
+            epoch: which epoch; a pipeline that shuffles has another order in each.
 
         Raises:
             ConfigError: the pipeline makes batches, repeats, or has a ``distributed()``.
@@ -533,7 +533,7 @@ class Pipeline(Record):
         executor: Executor | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> MemmapDataset | None:
-        """Write the rows of one epoch to a memory map. Options are those of
+        """Write the rows of an epoch to a memory map. Options are those of
         ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
         part.
 
@@ -564,6 +564,6 @@ class Pipeline(Record):
         >>> list(pipe)
         [[4]]
         """
-        from trainpipes.look.previews import state_at
+        from trainpipes.look.show import state_at
 
         return state_at(self._iteration, batches_delivered, epoch)

@@ -1,18 +1,23 @@
-"""The functions that a pipeline starts with: where its rows come from."""
+"""The functions that a pipeline starts with: where its rows come from, or a recipe."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import one_by_one, wrong
+from trainpipes._internal.checks import copied, flag, one_by_one, wrong
+from trainpipes._internal.messages import nearest
+from trainpipes.engine.record import of_recipe
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces.options import in_our_words
 from trainpipes.interfaces.stage import Stage, enter, snake_case
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.pipeline.chain import Pipeline, written_as
+from trainpipes.recipe_registry import recipe_function
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.concat import Concat, Zip
 from trainpipes.sources.files.file_reader import one_reader
@@ -55,8 +60,8 @@ def reading(stage: Callable[P, Stage]) -> Callable[Concatenate[Any, P], Pipeline
     def start(files: Any, *args: Any, **options: Any) -> Pipeline:
         return list_files(files).then(kind(*args, **options))
 
-    own = inspect.Parameter("files", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return written_as(start, kind, snake_case(kind.__name__), own)
+    files_parameter = inspect.Parameter("files", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return written_as(start, kind, snake_case(kind.__name__), files_parameter)
 
 
 list_files = starting(ListFiles)
@@ -154,7 +159,7 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
 def read_by_name(
     paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str, **options: Any
 ) -> Pipeline:
-    """The rows of files, folders and globs of one format, which the ends of their names say."""
+    """The rows of files, folders and globs of any format, which the ends of their names say."""
     reader = one_reader(paths, storage_options, caller)
     if reader == "from_memmap":
         return from_memmap(paths[0])
@@ -173,3 +178,59 @@ def zip(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
 
 concat.__doc__, zip.__doc__ = Concat.__doc__, Zip.__doc__
 enter(Concat, Zip, FromDataset, FromTensors)
+
+
+def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
+    """The pipeline of a recipe that is installed; ``recipes()`` lists them.
+
+    Args:
+        name: of the recipe: "sft", "seq2seq", or a recipe that another package offers.
+        arguments: the recipe's first options, in its order: the files, as a rule.
+        options: the recipe's own, by name.
+
+    Raises:
+        ConfigError: no recipe has that name, it cannot be imported, or it does not take these
+            options.
+
+    >>> import trainpipes as tp
+    >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2"}] * 8)
+    >>> batch, *_ = tp.recipe("sft", sums, tokenizer="bytes", batch_size=4)
+    >>> batch["input_ids"].shape
+    torch.Size([4, 8])
+    """
+    build, options = recipe_function(name), copied(options)
+    bound = _bound(name, inspect.signature(build), arguments, options)
+    ours = build.__module__.startswith("trainpipes_recipes.")
+    with in_our_words(f"recipe {name}", bound) if ours else nullcontext():
+        pipeline = build(*arguments, **options)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(
+            f"recipe {name!r} must return a trainpipes Pipeline, got {type(pipeline).__name__} from "
+            f"{build.__module__}.{build.__qualname__}"
+        )
+    return of_recipe(pipeline, name, copied(bound))
+
+
+def _bound(
+    name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options that a recipe is given, by name; raises unless it takes them."""
+    known = signature.parameters
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in known.values()]
+    takes = f"it is {name}{inspect.Signature(plain)}"
+    rest = next(
+        (parameter.name for parameter in plain if parameter.kind is parameter.VAR_KEYWORD), None
+    )
+    for option in options:
+        if option not in known and rest is None:
+            hint = nearest(option, list(known))
+            raise ConfigError(f"recipe {name!r} has no option {option!r}{hint}; {takes}")
+    try:
+        bound = signature.bind(*arguments, **options).arguments
+    except TypeError as error:
+        raise ConfigError(f"recipe {name!r}: {error}; {takes}") from None
+    for option, value in bound.items():
+        if known[option].annotation in (bool, "bool"):
+            flag(value, f"{name}({option})")
+    more: dict[str, Any] = bound.pop(rest or "", {})
+    return bound | more

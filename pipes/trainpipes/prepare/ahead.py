@@ -1,6 +1,6 @@
-"""Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
+"""Where a pipeline is cut in two: stages that run once, ahead, and stages that run in every epoch.
 
-Ahead run all stages up to the last one that makes ids, and those after it that only cut, name or choose
+Ahead run all stages up to the last that makes ids, and those after it that only cut, name or choose
 columns. What drops rows after the ids stays with training: so blocks and order are the same.
 """
 

@@ -29,7 +29,7 @@ from trainpipes.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
-#: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
+#: The schema's metadata that is kept: meanings of columns for Hugging Face's datasets.
 KEPT_METADATA = b"huggingface"
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
@@ -53,14 +53,14 @@ def repack(
     retry: Retry | Mapping[str, Any] = NORMAL,
     executor: Executor | None = None,
 ) -> Manifest:
-    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled.
+    """Rewrite data for training, as Parquet files with row groups of a fixed size; if wanted, shuffled.
 
     Files and order depend on the input and the options alone. After a kill the same call goes on; when all is
     there, it does nothing.
 
     Args:
-        data: files of one format (a path, folder, glob, URL, or a list of them), or a ``Pipeline`` of rows,
-            taken without its ``sharding_filter``.
+        data: files of the same format (a path, folder, glob, URL, or a list of them), or a ``Pipeline`` of
+            rows, taken without its ``sharding_filter``.
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         shuffle: permute all rows. Any order is as likely as any other.
         seed: of the shuffle.
@@ -73,7 +73,7 @@ def repack(
             Python and reading come on top.
         temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``, or the
             system's temporary folder where that is a URL and this machine does the work.
-        overwrite: whether to remove what was written there before.
+        overwrite: whether to remove files written there before.
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
         retry: how long failing requests to URLs are made again.

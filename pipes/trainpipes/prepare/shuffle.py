@@ -1,7 +1,7 @@
 """Rows in another order, by files on disk, in passes that are lists of tasks.
 
 Places in the result are cut into buckets that fit into memory. A file has pieces, Arrow streams (lz4) of rows
-of one bucket each, whose last column says where each row goes; the manifest says where they are.
+of a single bucket each, whose last column says where each row goes; the manifest says where they are.
 
 Scatter writes a part of the input bucket by bucket; gather sorts the rows of a bucket, and writes them. Where
 its reads would be small, scatter writes groups of buckets, which a pass in between takes apart.
@@ -143,7 +143,7 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
 
 
 def few_tables(rows: EpochRows, first: int, stop: int, size: int) -> Iterator[list[pa.Table]]:
-    """Rows from one to before another, as tables that have that many bytes together, about."""
+    """Rows from ``start`` to before ``stop``, as tables that have that many bytes together, about."""
     held: list[pa.Table] = []
     held_bytes, at = 0, first
     for table in rows.tables(first, stop):
@@ -174,8 +174,8 @@ MOST_UNIT = 512 << 20
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
 #: keeps.
 COPIES = 6
-#: Pieces that are read one by one, however small they are; bytes of a piece, on average at least, where there
-#: are more: of a file on this machine, and of one that a server sends.
+#: Pieces that are read singly, however small they are; bytes of a piece, on average at least, where there
+#: are more: of a file on this machine, and of a file that a server sends.
 FEW, LEAST_HERE, LEAST_THERE = 64, 128 << 10, 1 << 20
 #: Rows of the input that are worth a task of their own.
 LEAST_PART = 8192
@@ -183,12 +183,12 @@ LEAST_PART = 8192
 FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 #: Where rows go, by their numbers.
 Places: TypeAlias = Callable[[IntArray], IntArray]
-#: Rows that come after each other in the result, from one to before another, and their pieces.
+#: Rows that come after each other in the result, from a first to before a last, and their pieces.
 Bucket: TypeAlias = tuple[int, int, Place, Pieces]
 
 
 class Task(NamedTuple):
-    """A file to make of what is given."""
+    """A file to make, and its inputs."""
 
     name: str
     given: Any
@@ -255,7 +255,7 @@ def temporary_place(
     if temp_dir is None and (shared or out.is_local):
         return out.below(f"{WORK}/{CALLER}")
     root = os.fspath(temp_dir or tempfile.gettempdir()).rstrip("/")
-    # More than one output may have its temporary files in one folder.
+    # Several outputs may have their temporary files in the same folder.
     name = f"{root}/trainpipes-{CALLER}-{checksum(out.root)}"
     same = root.partition("://")[0] == out.root.partition("://")[0]
     return place_at(name, CALLER, storage_options if same else None, out.retry)
@@ -263,7 +263,7 @@ def temporary_place(
 
 @dataclass(frozen=True)
 class Shuffle:
-    """The job of ``shuffle_files``: the passes, and what they write."""
+    """The job of ``shuffle_files``: the passes, and their files."""
 
     pipeline: Pipeline
     rows: EpochRows
@@ -361,7 +361,7 @@ def taken_apart(
     manifest: output_folder.Manifest, size: float, place: Place, groups: IntArray, starts: IntArray,
     unit: int, folder: output_folder.OutputFolder, executor: Executor,
 ) -> list[Bucket]:  # fmt: skip
-    """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
+    """All buckets, once groups of several, or of more bytes than expected, are taken apart."""
     tasks: list[Task] = []
     apart: list[tuple[IntArray, slice]] = []
     buckets_of: list[Bucket] = []

@@ -35,9 +35,8 @@ from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import list_files
 from trainpipes.prepare.ahead import CALLER, Parts, cut, open_plan
 from trainpipes.sources.files.file_reader import FileBlocks, cut_by_bytes
-from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import ChatTemplate, TokenizedBy, Tokenizes
 from trainpipes.state.format import said
 from trainpipes.tokenizers.adapters import Bytes, load
 from trainpipes.writers.epoch_rows import check_columns, compact, decoded
@@ -91,7 +90,7 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 class BareFile:
-    """Nothing but the documents' ids in order, native numbers of one type, as nanoGPT's ``train.bin``."""
+    """Nothing but the documents' ids in order, native numbers of a fixed type, as nanoGPT's ``train.bin``."""
 
     def __init__(self, dtype: str, file: OutputFile, schema: pa.Schema) -> None:
         self.columns = {field.name: str(field.type) for field in schema}
@@ -218,7 +217,7 @@ def tokenized_rows(
 def _check(
     caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError for the first option that differs; one of ``...`` may be anything but None."""
+    """Raise ConfigError for the first option that differs; an option of ``...`` may be anything but None."""
     changed = {name: value for name, value in options.items() if value is not ...}
     now = {"tokenizer": load(tokenizer).fingerprint()}
     if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
@@ -296,7 +295,7 @@ class Tokenized(Manifest):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline that trains on these files: what of the one given is left to do, on their rows.
+        """The pipeline that trains on these files: the rest of the given pipeline, on their rows.
 
         Raises:
             ConfigError: they are bare ids, which have no rows.
@@ -338,7 +337,7 @@ def tokenize(
         dtype: of ids in "bin"; "uint16" if left out, where the tokenizer's ids fit, else "uint32".
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
-        overwrite: whether to remove what was written there before.
+        overwrite: whether to remove files written there before.
         executor: ``tp.Processes(n)``, ``tp.Threads(n)`` or ``tp.Ray(address)``; if left out,
             as many processes as there are cores and work for.
         storage_options: of the folder's file system.

@@ -20,7 +20,7 @@ from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order.permutation import Permutation, uniform
 
-#: Indices made at a time where they are asked for one by one.
+#: Indices made at a time where they are asked for singly.
 AHEAD = 4096
 
 
@@ -28,7 +28,7 @@ class RowSampler(Sampler[int]):
     """The base of all samplers of rows. A sampler of your own defines ``length`` and ``index``.
 
     Each ``iter()`` is the next epoch; ``set_epoch`` chooses another. The iterator has ``state_dict`` and
-    ``load_state_dict``: epoch, position, and what identifies the sampler.
+    ``load_state_dict``: epoch, position, and the sampler's identity.
 
     Args:
         rows: number of rows to choose from; a pipeline needs none.
@@ -119,7 +119,7 @@ class RowSampler(Sampler[int]):
 
 
 class Draws(Iterator[int]):
-    """The indices of one epoch, one by one."""
+    """The indices of an epoch, in turn."""
 
     def __init__(
         self, sampler: RowSampler, stride: tuple[int, int] = (1, 0), length: int | None = None,
@@ -173,7 +173,7 @@ class BatchSampler(Sampler[list[int]]):
     Args:
         sampler: gives the indices.
         batch_size: of each batch.
-        drop_last: leave out a short last one.
+        drop_last: leave out a short last batch.
 
     >>> from trainpipes.samplers import SequentialSampler
     >>> list(BatchSampler(SequentialSampler(5), batch_size=2))
@@ -204,7 +204,7 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class _Batches(Iterator[list[int]]):
-    """The indices of one epoch in batches, with the state of the sampler's ``Draws``."""
+    """The indices of an epoch in batches, with the state of the sampler's ``Draws``."""
 
     def __init__(self, sampler: BatchSampler) -> None:
         self._draws = iter(sampler.sampler)
@@ -255,7 +255,7 @@ class RandomSampler(RowSampler):
         data_source: the dataset, or a number of rows; a pipeline needs none.
         replacement: draw each row independently of those before.
         num_samples: indices in an epoch; as many as rows if left out. If there are more, without replacement,
-            one permutation follows the other.
+            permutations follow each other.
         seed: for the order.
 
     >>> sampler = RandomSampler(5, seed=0)
@@ -307,7 +307,7 @@ class RandomSampler(RowSampler):
 
 
 class SubsetRandomSampler(RowSampler):
-    """Some of the rows, in a random order, another one every epoch.
+    """Some of the rows, in a random order, a new order every epoch.
 
     Args:
         indices: the row numbers; a row that is named twice comes twice.
@@ -416,7 +416,7 @@ class WeightedRandomSampler(RowSampler):
     """Rows drawn with given probabilities.
 
     Args:
-        weights: one for each row, 0 or more; they need not sum to 1. A row of weight 0 never comes.
+        weights: a weight for each row, 0 or more; they need not sum to 1. A row of weight 0 never comes.
         num_samples: indices in an epoch.
         replacement: whether a row can come more than once in an epoch.
         seed: for the draws.

@@ -82,7 +82,7 @@ def draws_globally(sampler: Any) -> bool:
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     """All that a sampler gives in an epoch, for all replicas of a ``DistributedSampler``. Torch's
-    samplers draw from their own generators, others from the global one, seeded and then put
+    samplers draw from their own generators, others from the global generator, seeded and then put
     back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
@@ -113,7 +113,7 @@ def _of_replicas(sampler: Any, epoch: int) -> Iterator[Any]:
 
 def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
     """Keys of a sampler, with torch's global generator and its own one seeded; a few keys at a time,
-    after which the global one is put back.
+    after which the global generator is put back.
     """
     generator = getattr(sampler, "generator", None)
     generator = generator if isinstance(generator, torch.Generator) else torch.Generator()

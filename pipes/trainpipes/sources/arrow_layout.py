@@ -1,8 +1,8 @@
 """Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
 A file is read as the stream that it holds: message follows message up to the footer, so that a damaged
-footer hides none. A flipped bit can hide a flatbuffer's field. So what the format says twice is compared: the
-schema, and each batch's rows, which it counts for each column, too
+footer hides none. A flipped bit can hide a flatbuffer's field. So facts that the format says twice are
+compared: the schema, and each batch's rows, which it counts for each column, too
 (https://arrow.apache.org/docs/format/Columnar.html).
 
 
@@ -124,7 +124,7 @@ def _encoded(kind: pa.DataType) -> bool:
 
 
 def _footer(fetch: Fetch, size: int) -> bytes:
-    """The footer with what follows it."""
+    """The footer and the bytes after it."""
     tail = fetch([(max(0, size - 10), size)])[0]
     if size < 30 or tail[-6:] != MAGIC:
         raise formats.BadFileError(f"cut short: {size:,} bytes, its footer is missing")
@@ -162,7 +162,9 @@ def _heads(fetch: Fetch, footer: bytes, end: int) -> tuple[dict[int, bytes], int
 def _messages(
     fetch: Fetch, at: int, end: int, footer: bytes
 ) -> tuple[list[tuple[int, int, Table]], int]:
-    """Where messages begin and end, which lie side by side, and their headers; a CRC-32 of what was read."""
+    """Where messages begin and end, which lie side by side, and their headers; a CRC-32 of the bytes that
+    were read.
+    """
     spans: list[tuple[int, int, Table]] = []
     (heads, content), stop = _heads(fetch, footer, end), at
     while at < end:

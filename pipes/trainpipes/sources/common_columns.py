@@ -33,7 +33,7 @@ OBJECTS = "Python objects"
 class CommonColumns:
     """The columns that rows of several pipelines have alike or, if ``beside``, side by side.
 
-    ``parts``: of each pipeline what it reads, and the stages below these columns.
+    ``parts``: of each pipeline its inputs, and the stages below these columns.
     """
 
     def __init__(self, stage: Stage, beside: bool = False) -> None:

@@ -17,7 +17,7 @@ from trainpipes.filesystems.request import Ranges
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.formats import BadFileError, OtherBytesError
 
-#: First bytes of a compressed file, and ends of names, by what it is compressed with.
+#: First bytes of a compressed file, and ends of names, by its compression.
 MAGIC = {
     "gzip": b"\x1f\x8b\x08",
     "zstd": b"\x28\xb5\x2f\xfd",
@@ -244,7 +244,7 @@ class Decompressed:
         """None: the file has no such bytes as are read of it."""
 
     def read(self, ranges: Ranges, entry: Entry = (0, 0)) -> list[memoryview]:
-        """Bytes of ranges, and what lies between, from a member that begins before them."""
+        """Bytes of ranges, and those between them, from a member that begins before them."""
         start, stop = min(ranges, default=(0, 0))[0], max((end for _, end in ranges), default=0)
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()

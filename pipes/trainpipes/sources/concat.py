@@ -36,7 +36,7 @@ from trainpipes.sources.joined_rows import JoinedByNumber, JoinedRows, Lane, Par
 
 
 class JoiningSource(kinds.CombiningSource):
-    """A stage that reads the rows of several pipelines as those of one source."""
+    """A stage that reads the rows of several pipelines as a single source."""
 
     beside: ClassVar[bool] = False
 
@@ -90,14 +90,14 @@ class JoiningSource(kinds.CombiningSource):
 
 
 class Concat(JoiningSource):
-    """The rows of several pipelines, one after the other, as one source.
+    """The rows of several pipelines, in turn, as a single source.
 
     Each pipeline needs a source whose blocks are known in advance, and stages that keep all rows, such as
     ``select``, or ``take`` and ``skip``. A column's types are widened; Python objects and tensors become
     columns where another source gives columns.
 
     Args:
-        pipelines: in this order, one by one or in a list.
+        pipelines: in this order, as arguments or in a list.
 
     Raises:
         SchemaError: two pipelines have different columns or types; names both.
@@ -117,11 +117,11 @@ class Zip(JoiningSource):
     columns. ``split`` and ``sample`` without a key go by the rows of the first pipeline.
 
     Args:
-        pipelines: whose columns come in this order; one by one or in a list.
+        pipelines: whose columns come in this order; as arguments or in a list.
 
     Raises:
         DataError: they have different numbers of rows; names both.
-        ConfigError: a pipeline cannot be counted, or two have a column of one name.
+        ConfigError: a pipeline cannot be counted, or two have a column of the same name.
         SchemaError: the rows of a pipeline make no columns.
 
     >>> import numpy as np, pyarrow as pa, trainpipes as tp
@@ -165,7 +165,7 @@ log = logging.getLogger("trainpipes")
 
 
 class Windows(JoiningSource):
-    """Windows of ``length`` rows that stand one after the other, such as frames of an episode.
+    """Windows of ``length`` consecutive rows, such as frames of an episode.
 
     A window is a row: each column holds the values of its rows, in order: numbers as an array ``[length]``,
     fixed-size lists ``[n, ...]`` as one ``[length, n, ...]``, anything else as a list. The columns of

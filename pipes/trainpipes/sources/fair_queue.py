@@ -111,7 +111,7 @@ class RowOrder:
 
 def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int], tuple[int, ...]]:
     total = sum(weights)
-    now = list(ahead)  # D times the rows given, less what was owed at the start
+    now = list(ahead)  # D times the rows given, less the rows owed at the start
     sources = [i for i, weight in enumerate(weights) if weight]
     release, deadline, place = ([NEVER] * len(weights) for _ in range(3))
     for i in sources:
@@ -130,7 +130,7 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
                     first, soonest, within = i, d, p
                 if p < earliest:
                     chosen, earliest = i, p
-        if first < 0:  # what is owed to sources that have left
+        if first < 0:  # rows owed to sources that have left
             first = chosen = min(sources, key=deadline.__getitem__)
         if chosen != first and deadline[chosen] > soonest:
             if t < tight < deadline[chosen]:

@@ -34,7 +34,7 @@ class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
     A ``Dataset`` gives rows as Arrow, as its ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard``
-    chose and ordered them, with its format's columns; images and audio come as stored, JSON as what it says.
+    chose and ordered them, with its format's columns; images and audio come as stored, JSON as Python values.
     Rows can be chosen by number (``shuffle(scope="global")``).
 
     An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from its
@@ -42,7 +42,7 @@ class FromHf(Source):
     after ``from_hf`` instead. Each rank and worker reads the whole stream.
 
     Args:
-        dataset: of a ``DatasetDict`` one split, such as ``dataset["train"]``.
+        dataset: of a ``DatasetDict`` a single split, such as ``dataset["train"]``.
         block_rows: rows of a ``Dataset`` in a block (a shuffle permutes blocks first).
 
     Raises:
@@ -204,7 +204,7 @@ class HFStream(RowStream):
             "columns": None if self._schema is None else _digest(str(self._schema)),
             "steps": [type(part).__name__ for part in parts],
         }
-        if drawn:  # one without a seed draws another order in each process
+        if drawn:  # without a seed each process draws another order
             facts["shuffle"] = [_digest(repr(g.bit_generator.state)) for g in drawn]
         return facts
 

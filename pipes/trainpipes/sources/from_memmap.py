@@ -174,7 +174,7 @@ class MemmapDataset(Dataset[Any]):
 
     def verify(self) -> None:
         """Compare all data with its checksums, of which bare files have none; raises UnreadableError, which
-        names what differs.
+        names the difference.
         """
         for file in () if self._bare else self.files:
             for column in file.columns:

@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"__bytes__": _text(value)}
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        # Of one dimension at least, to be viewed as bytes.
+        # Of at least one dimension, to be viewed as bytes.
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         dtype = str(value.dtype).removeprefix("torch.")
         return {"__tensor__": [dtype, list(value.shape), _text(content)]}
@@ -77,7 +77,7 @@ def restored(value: Any) -> Any:
 
 
 def is_wrapped(value: Any) -> bool:
-    """Whether ``plain`` made this dict for what JSON cannot hold."""
+    """Whether ``plain`` made this dict for values that JSON cannot hold."""
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
@@ -85,7 +85,8 @@ def _text(data: Any) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-#: Keys of a position at an epoch's start, given by one in an epoch before, and by how many epochs follow.
+#: Keys of a position at an epoch's start, saved by a position in an epoch before, and by how many epochs
+#: follow.
 BEFORE, EPOCHS = "trainpipes_before", "trainpipes_epochs"
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -100,14 +101,14 @@ ALONE = (
 class FromTorchdata(Source, gives="objects", one_consumer=ALONE):
     """Items of a node of ``torchdata.nodes`` as rows.
 
-    Its state may hold JSON types, tuples, bytes, arrays and tensors. Only for one rank without workers.
+    Its state may hold JSON types, tuples, bytes, arrays and tensors. Only for a single rank without workers.
 
     Args:
         node: of which nothing was read yet.
 
     Raises:
-        ConfigError: it is no node, or one of trainpipes; or its state holds other types.
-        TopologyError: there is more than one rank or worker.
+        ConfigError: it is no node, or a node of trainpipes; or its state holds other types.
+        TopologyError: there are several ranks or workers.
 
     >>> import trainpipes as tp
     >>> from torchdata.nodes import IterableWrapper
@@ -162,7 +163,7 @@ class TorchdataStream(RowStream):
 
 
 class NodePlace:
-    """Where a node stands, which has one place for all that read it, and where its first epoch starts."""
+    """Where a node stands, in a single place for all that read it, and where its first epoch starts."""
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = weakref.ref(node)
@@ -278,12 +279,12 @@ class FromNode(Source, gives="objects", read_once=True):
 class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says.
 
-    A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
-    So its place is changed when another reader's turn comes.
+    A node has a single place, and begins its next epoch by ``reset()`` after a row of the last epoch was
+    read. So its place is changed when another reader's turn comes.
     """
 
     read_once = True
-    lock = nullcontext()  # one thread reads it
+    lock = nullcontext()  # a single thread reads it
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self.node = node

@@ -1,4 +1,4 @@
-"""Rows of several pipelines as those of one source: lanes side by side, each of pipelines in turn."""
+"""Rows of several pipelines as a single source: lanes side by side, each of pipelines in turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.sources.common_columns import Alike, CommonColumns
 
-#: Blocks of a lane that one block is cut of, up to which they are asked for together although not all may be
+#: Blocks of a lane that a block is cut of, up to which they are asked for together although not all may be
 #: needed.
 FEW_BLOCKS = 3
 
@@ -91,7 +91,7 @@ class Part:
         key = self.source.block_key(block)
         if key is None:
             return None
-        if self._key is None:  # once: what functions hold may change from call to call
+        if self._key is None:  # once: values that functions hold may change from call to call
             chain = self.inputs.chain
             stages = chain.stages[chain.stages.index(chain.opener) :]
             finds_types = any(stage.traits.gives == "found types" for stage in stages)
@@ -101,7 +101,7 @@ class Part:
 
 
 class Lane:
-    """The rows of some pipelines, one after the other."""
+    """The rows of some pipelines, in turn."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts

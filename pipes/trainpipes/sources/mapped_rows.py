@@ -1,10 +1,10 @@
 """What a memory map holds, and the folder that it stands in.
 
 documents.memmap/
-    _manifest.json                  the parts, and the CRC-32 of each one's header; appears last
+    _manifest.json                  the parts, and the CRC-32 of each header; appears last
     part-00000.json                 the header of a part: rows, columns, the CRC-32 of each column's bytes
     part-00000.image.npy            uint8 [rows, 3, 224, 224]
-    part-00000.tokens.npy           uint16 [values]: the rows of a ragged column, one after the other
+    part-00000.tokens.npy           uint16 [values]: the rows of a ragged column, in turn
     part-00000.tokens.offsets.npy   int64 [rows + 1]: where each starts, and the end of the last
 """
 
@@ -51,11 +51,11 @@ Layout = Literal["dict", "tuple"]
 
 @dataclass(frozen=True)
 class Column:
-    """The dtype and shape of one column of a memory map."""
+    """The dtype and shape of a column of a memory map."""
 
     name: str
     dtype: str  # "" as long as it is not known
-    shape: tuple[int, ...]  # of a row; of each element of a ragged one
+    shape: tuple[int, ...]  # of a row; of each element of a ragged column
     ragged: bool
     values: int = 0  # of that shape, in all rows
     crc32: int = 0
@@ -107,7 +107,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def is_memmap(folder: str) -> bool:
-    """Whether a folder holds a memory map, also an unfinished or damaged one."""
+    """Whether a folder holds a memory map, even if it is unfinished or damaged."""
     inside = f"{escape(folder)}/part-[0-9]*"
     return bool(glob(f"{inside}{HEADER}") and glob(f"{inside}.*.npy"))
 
@@ -164,7 +164,7 @@ def no_memmap(path: str) -> UnreadableError:
     )
 
 
-#: Offsets that are compared in one step.
+#: Offsets that are compared at a time.
 CHECK_ROWS = 1 << 20
 #: A map keeps its file open before Python 3.13, and then need not.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -231,7 +231,7 @@ class MappedRows:
             try:
                 now = os.stat(path).st_size
             except FileNotFoundError:
-                continue  # what is mapped of it stays
+                continue  # its mapped parts stay
             if now < size:
                 raise changed(Place(path), f"it had {size:,} bytes, and has {now:,}")
 
@@ -250,7 +250,7 @@ def values_at(values: Array, starts: IntArray, lengths: IntArray) -> Array:
 
 
 def open_bare(path: str, dtype: str, length: int, labels: bool) -> MappedRows:
-    """A file of bare numbers, cut in rows; ``labels`` are the same numbers, one later."""
+    """A file of bare numbers, cut in rows; ``labels`` are the same numbers, shifted by one."""
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
     with open(path, "rb") as file:

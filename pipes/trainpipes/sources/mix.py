@@ -105,7 +105,7 @@ def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fr
     return {name: Fraction(max(1, round(share * SIZE_WEIGHTS))) for name, share in shares.items()}
 
 
-#: Options that say what a source's rows are to a mix: they stay.
+#: Options that define a source's rows in a mix: they stay.
 KEPT = ("weight_by", "output_column")
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 #: What a stage that cannot stand in a source is to do instead.
@@ -123,13 +123,13 @@ class Mix(MixingSource):
     Filters, shuffles and caches belong to the pipelines; ``sharding_filter`` comes after the mix. All sources
     must have the same columns.
 
-    With ``batch`` in each source whole batches are mixed, each with rows of one source, and rows are read as
-    batches below. Sources that also collate may have other columns each.
+    With ``batch`` in each source whole batches are mixed, each with rows of a single source, and rows are
+    read as batches below. Sources that also collate may have other columns each.
 
     Args:
         sources: pipelines by name; errors and checkpoints use the names.
         weights: a number for each source; 0 leaves it out. By default, the sources' numbers of rows.
-        weight_by: "rows" or "tokens": what shares are counted in. A batch's tokens are those of its rows,
+        weight_by: "rows" or "tokens": the unit of shares. A batch's tokens are those of its rows,
             without padding. Tokens that ``pack``, ``truncate`` or ``pad_collate`` cut off do not count.
         column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
@@ -138,7 +138,7 @@ class Mix(MixingSource):
         stop: where an epoch of the mix ends, in each shard:
 
             - "all_exhausted": when each source was read once, and the others have their shares beside the
-              last one; shorter ones start again. Without weights each row comes once.
+              last one; shorter sources start again. Without weights each row comes once.
             - "first_exhausted": when the first source ends (with its ``max_epochs``), and the others have
               their shares beside it.
             - "repeat": never, as with ``repeat()``.
@@ -311,7 +311,9 @@ class Mix(MixingSource):
             place = innermost(cursor)
             if place.get("sources"):
                 place["sources"] = {
-                    name: own for name, own in place["sources"].items() if name in after["sources"]
+                    name: source_place
+                    for name, source_place in place["sources"].items()
+                    if name in after["sources"]
                 }
         saved["data"], saved["stages"][0] = now["data"], after
 

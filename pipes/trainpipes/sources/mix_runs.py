@@ -57,7 +57,7 @@ class OpenedSources(Protocol):
 
 
 class SourceRows:
-    """One source's ready items in one shard, and where the next stands. Whoever takes some updates
+    """A source's ready items in a shard, and where the next stands. Whoever takes some updates
     ``left``.
     """
 
@@ -160,7 +160,7 @@ class Stretch:
 
     names: tuple[str, ...]
     epoch: int
-    row: int  # of the epoch, the first one's
+    row: int  # of the epoch: the first row's
     tokens: int  # drawn before it
     order: IntArray  # source of each row, int64
     lengths: IntArray | None  # tokens of each row, int64; None where rows are counted
@@ -196,17 +196,17 @@ def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int
     return totals
 
 
-#: Passes over one source after which another one that has not ended is warned of.
+#: Passes over a source before a warning that another source has not ended.
 MANY_PASSES = 100
 #: Passes over a tiny source, before a warning that it slows the mix.
 TINY_PASSES, FEW_ROWS = 1000, 8
-#: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
-#: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
+#: Stretches of a run for each source. Where sources are small, runs are short, so that the next run comes
+#: soon; with runs of a single stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4
 
 
 class MixRuns(Iterator[Run]):
-    """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one. ``weights``: in place
+    """Runs of a shard of a mix. ``rows``: most rows in a run, and in the first run. ``weights``: in place
     of the mixture's.
     """
 
@@ -234,7 +234,7 @@ class MixRuns(Iterator[Run]):
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:
         self._epoch = epoch
-        # Out of phase with other shards, and with this one in other epochs unless all have one order.
+        # Out of phase with other shards, and with this shard in other epochs unless all have the same order.
         turn = epoch if self._mixture.mix.traits.reorders else 0
         number = self._shard + turn * self._chain.num_shards
         self._phases = fair_queue.phases_of(number, len(self._mixture.names))
@@ -320,7 +320,7 @@ class MixRuns(Iterator[Run]):
         return Stretch(self._mixture.names, *place, order, lengths, ahead, weights, cursors)
 
     def _owed(self, source: int, weights: tuple[int, ...]) -> Fraction:
-        """Rows or tokens of all sources that are owed beside those that this one has given."""
+        """Rows or tokens of all sources that are owed, beside those given here."""
         return Fraction(self._ahead[source], weights[source])
 
     def _until_complete(
@@ -342,7 +342,7 @@ class MixRuns(Iterator[Run]):
         return len(order)
 
     def _first(self, weights: tuple[int, ...]) -> int | None:
-        """The source of the first row of all, another one in other shards."""
+        """The source of the first row of all; it differs between shards."""
         if self._tokens or self._row or any(self._ahead):
             return None
         place = self._phases[0] * sum(weights) // fair_queue.PLACES

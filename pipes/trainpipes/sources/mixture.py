@@ -147,7 +147,7 @@ class Mixture(WindowedMixture):
         lengths = np.maximum(1, lengths_of(block, column, self.mix))
         for stage in above:
             lengths = stage._kept_lengths(column, lengths)
-            if isinstance(stage, PackingStage):  # later ones cut what is made of many
+            if isinstance(stage, PackingStage):  # later stages cut rows made of many
                 break
         return lengths
 
@@ -224,7 +224,7 @@ class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, pass_number: int) -> None:
         self.plan, self.mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(pass_number)
-        #: Whole weights in place of the mixture's steps, one for each of the plan's new ones.
+        #: Whole weights in place of the mixture's steps, for each of the plan's new weights.
         self.new_weights: list[tuple[int, ...]] = [
             mixture.mix.reweighed(new.weights).steps(mixture.sizes)[1][0]
             for new in plan.new_weights
@@ -256,7 +256,7 @@ class MixWindows(MixedWindows):
         for name, source_shards in self.shards_of.items():
             cursor = state.get("sources", {}).get(name)
             if not (cursor or {}).get("gone"):
-                Lane(source_shards, shard, state["epoch"], cursor)  # asks for what it needs
+                Lane(source_shards, shard, state["epoch"], cursor)  # asks for the rows it needs
 
     def open(
         self,
@@ -308,7 +308,7 @@ class MixedIds:
         self._tags = {path: tag for tag, path in self._paths.items()}
 
     def of(self, name: str, rows: IntArray) -> IntArray:
-        """The numbers of one source's rows."""
+        """The numbers of a source's rows."""
         below = self._below[name]
         if below is None:
             return rows | (self._tags[name,] << SOURCE_BIT)

@@ -21,7 +21,7 @@ import pyarrow.fs as fs
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import is_text, python_to_arrow, to_arrow
-from trainpipes.columns.expressions import as_expression, text_of
+from trainpipes.columns.columns import as_expression, text_of
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError, shown
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -120,7 +120,7 @@ def _missing(problem: Exception | None) -> list[str]:
 def bounds_of(
     metadata: Any, data: FileBytes, filter: pc.Expression, schema: pa.Schema | None = None
 ) -> FileBounds:
-    """The bounds of what a filter names; ``schema``: the file's, by other names."""
+    """The bounds of columns that a filter names; ``schema``: the file's, by other names."""
     said, every = text_of(filter), list(_leaves(schema or metadata.schema.to_arrow_schema()))
     leaves = {n: path for n, (path, _) in enumerate(every) if path and all(p in said for p in path)}
     of_groups: FileBounds = [{} for _ in range(metadata.num_row_groups)]
@@ -169,7 +169,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
     try:
         least, most = ordered(statistics.min, kind), ordered(statistics.max, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
-        return None  # text that is cut within a character, for one
+        return None  # such as text that is cut within a character
     if least is None or most is None:
         return None
     return Bounds(least, most, nulls=bool(column.max_definition_level) and nulls != 0)
@@ -203,7 +203,7 @@ def _cases(
     types: Mapping[tuple[str, ...], pa.DataType],
     text: bool,
 ) -> list[Facts]:
-    """The cases of which one holds for each row of a row group."""
+    """The cases: for each row of a row group, one of them holds."""
     cases = [known]
     for path, bound in bounds.items():
         kind = types.get(path)

@@ -1,5 +1,5 @@
 """What the footers of Parquet files say: rows, schemas, row groups; and of column chunks, whether pyarrow can
-open them: its ``RowGroupMetaData`` ends the process at a bad one.
+open them: its ``RowGroupMetaData`` ends the process at a bad footer.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ END = b"....PAR1"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(formats.Layout):
-    """A file's row groups; ``extra`` has the footer's bytes, its CRC-32 and that of what was read with it,
-    and each one's uncompressed bytes.
+    """A file's row groups; ``extra`` has the footer's bytes, its CRC-32 and that of the bytes read with it,
+    and the uncompressed bytes of each.
     """
 
     size: int

@@ -211,7 +211,7 @@ def _has_query(path: str) -> bool:
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
     if _has_query(files.paths[file]):
-        return None  # who may read a signed URL may not read what is beside it
+        return None  # who may read a signed URL may not read files beside it
     if is_local(files.system(file)):
         refuse_special(path)
     try:

@@ -34,7 +34,7 @@ from trainpipes.sources.files.file_bytes import without
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.remote_bytes import open_bytes
 
-#: Bytes of one Arrow column of bytes, at most, and of a file.
+#: Bytes of an Arrow column of bytes, at most, and of a file.
 MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
 #: Files of a block, by default.
 BLOCK_ROWS = 256

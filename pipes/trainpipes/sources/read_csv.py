@@ -43,7 +43,7 @@ class ReadCsv(TextReader):
 
     Args:
         columns: names of columns; None for all, which all files must then have.
-        delimiter: one character; if left out, a tab in .tsv and .tab files, a comma in others.
+        delimiter: a character; if left out, a tab in .tsv and .tab files, a comma in others.
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
         null_values: unquoted cells that mean null, such as ``["", "NA"]``.
@@ -160,7 +160,7 @@ class Csv(TextFormat):
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
-        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+        if data.startswith(BOM):  # Arrow leaves out a BOM, and this is not the file's
             data = BOM + data
         if data.endswith(start.kind.encode()):  # Arrow takes a last cell without an end for text
             data += b"\n"
@@ -172,7 +172,7 @@ class Csv(TextFormat):
 
         try:
             table = self._parsed(data, start, schema, names, PARSED_BYTES)
-        except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
+        except pa.ArrowInvalid:  # a row may be longer; any other error is raised again
             if schema is None:
                 # Arrow would try all types on long cells, in a time that grows with their length's square.
                 texts = as_text(list(start.names))

@@ -22,7 +22,7 @@ from trainpipes.sources.read_text import TextReader
 from trainpipes.sources.text_format import TextFormat
 from trainpipes.sources.text_pieces import row_bytes
 
-#: What a start says of a file that is one array.
+#: What a start says of a file that is an array.
 ARRAY = "array"
 #: What names a field; and values that columns may have for each byte of a piece, nulls too.
 KEY = re.compile(rb'"([^"\\]*)"\s*:')
@@ -32,7 +32,7 @@ SAMPLES, SAMPLE_BYTES = 64, 4 << 10
 
 
 class ReadJson(TextReader):
-    r"""Reads JSON files as Arrow rows: an object on each line, or one array of objects.
+    r"""Reads JSON files as Arrow rows: an object on each line, or an array of objects.
 
     Objects within objects are structs, arrays are lists; a field that a row lacks is null. Files may be
     compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
@@ -115,7 +115,7 @@ class Json(TextFormat):
             text_cutters.refuse_null(data)
         else:
             text_cutters.check_depth(data)
-        if data.startswith(text_pieces.BOM):  # Arrow leaves one out, and this is not the file's
+        if data.startswith(text_pieces.BOM):  # Arrow leaves out a BOM, and this is not the file's
             data = text_pieces.BOM + data
         kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
@@ -197,7 +197,7 @@ def _cells(values: Iterable[Any], length: int) -> int:
 
 
 def _readable(kind: pa.DataType) -> pa.DataType:
-    """A type that Arrow reads from JSON and can cast to this one."""
+    """A type that Arrow reads from JSON and can cast to this type."""
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 

@@ -48,8 +48,8 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, or a field of one; ``start`` is in its member, if that is compressed. ``stored``
-    has the bytes and CRC-32 of a member that is not, ``crc32`` that of each.
+    """An array in a file, or a field of an array; ``start`` is in its member, if that is compressed.
+    ``stored`` has the bytes and CRC-32 of a member that is not, ``crc32`` that of each.
     """
 
     dtype: str
@@ -247,7 +247,7 @@ class _Header:
 
 
 def _strides(shape: tuple[int, ...], size: int, fortran: bool = False) -> tuple[int, ...]:
-    """Bytes from one element to the next in each dimension."""
+    """Bytes between consecutive elements in each dimension."""
     if fortran:
         return _strides(shape[::-1], size)[::-1]
     return tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))

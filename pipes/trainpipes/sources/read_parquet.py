@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainpipes.columns.arrays import replaced
-from trainpipes.columns.expressions import as_expression, rows_that_match, text_of
+from trainpipes.columns.columns import as_expression, rows_that_match, text_of
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import matching
@@ -130,7 +130,7 @@ class ParquetFile:
     ) -> None:
         known = format.parsed.known(data.name) is not None
         if not data.local and data.size <= WHOLE_BYTES and not (known and data.checked):
-            data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
+            data = FetchedBytes(data, [(0, data.size)])  # its footer and rows in a single request
         self._data, self._layout, self.name = data, layout, data.name
         self._columns = format.read_columns(layout)
         self._remote = None if data.local else RangeFile(data, held)
@@ -140,7 +140,7 @@ class ParquetFile:
         try:
             metadata = format.parsed.of(self.name, self._read_footer)
             if metadata.num_row_groups != len(layout.rows):
-                raise formats.OtherBytesError(CHANGED)  # what was kept of its footer is wrong
+                raise formats.OtherBytesError(CHANGED)  # the cached footer is wrong
             self._leaves = parquet_footers.leaves_of(metadata, self._columns)
             self._parquet = pq.ParquetFile(
                 self._handle,
@@ -168,7 +168,7 @@ class ParquetFile:
         if self._remote is not None and row_group not in self._expected:
             self._expect([row_group])
         if metadata.row_group(row_group).num_rows != rows:
-            raise formats.OtherBytesError(CHANGED)  # what was kept of its footer is wrong
+            raise formats.OtherBytesError(CHANGED)  # the cached footer is wrong
         self._probe.check(row_group, self._leaves)
         row_bytes = sum(parquet_footers.arrow_bytes(metadata, row_group, self._leaves)) / rows
         most = self._rows_at_a_time(row_bytes)

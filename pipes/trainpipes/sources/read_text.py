@@ -230,7 +230,7 @@ class _Types:
             )
         except UnreadableError as error:
             if isinstance(error.__cause__, formats.OtherBytesError):
-                self.store.forget()  # what was kept is wrong
+                self.store.forget()  # the cached index is wrong
             raise
 
     def _merged(self, paths: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:

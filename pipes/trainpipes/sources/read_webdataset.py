@@ -30,7 +30,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.index_store import IndexStore
 
 KEY = "__key__"
-#: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.
+#: Bytes that are decoded at once, about; and of an Arrow column of bytes, at most.
 BLOCK_BYTES, MOST_BYTES = 4 << 20, 1 << 30
 #: Bytes of a member beyond which its column is of a large type.
 MOST_MEMBER = (1 << 31) - 1
@@ -39,8 +39,8 @@ LARGE = 64 << 20
 
 
 class ReadWebdataset(file_reader.FileReader, has_blocks=True, random_access=True):
-    """Reads the samples of tar archives in WebDataset's layout: consecutive members with one name up to the
-    first dot, such as ``0001.jpg`` and ``0001.cls``.
+    """Reads the samples of tar archives in WebDataset's layout: consecutive members with the same name up to
+    the first dot, such as ``0001.jpg`` and ``0001.cls``.
 
     Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension. Members without an
     extension, hidden ones, folders and links are skipped. A compressed or remote archive is read once for its
@@ -55,7 +55,7 @@ class ReadWebdataset(file_reader.FileReader, has_blocks=True, random_access=True
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, about 4 MB.
         storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers; see ``read_parquet``. If left out, also from 64 MB on.
-        on_error: for samples that lack a member or alone have one, texts that are not UTF-8, and damaged
+        on_error: for samples that lack a member or alone have a member, texts that are not UTF-8, and damaged
             archives; as in ``read_json``.
 
     Raises:
@@ -302,7 +302,7 @@ def _check_text(column: pa.Array, name: str) -> None:
 
 
 def _without_bad_text(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
-    """The texts, with null in place of one that is not UTF-8; ``bad`` then says so of its row."""
+    """The texts, with null where a text is not UTF-8; ``bad`` then says so of its row."""
     try:
         column.validate(full=True)
         return column
@@ -318,13 +318,13 @@ def _without_bad_text(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Ar
     return pa.array(contents, column.type)
 
 
-# The columns of one stage
+# The columns of a stage
 
 
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, missing: str, caller: str
 ) -> list[Members]:
-    """Where members lie; where a sample lacks one, it is "bad", or "raise" raises SchemaError."""
+    """Where members lie; where a sample lacks a member, it is "bad", or "raise" raises SchemaError."""
     nulls, bad = missing == "null", defaultdict[int, dict[int, str]](dict)
     layouts, paths = store.layouts(), store.files.names
     archives = [formats.unpacked(layout.extra) for layout in layouts]

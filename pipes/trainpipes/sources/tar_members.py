@@ -1,5 +1,5 @@
-"""A tar archive's members, by their headers. Consecutive ones with one name up to the first dot are a sample
-(https://github.com/webdataset/webdataset).
+"""A tar archive's members, by their headers. Consecutive members with the same name up to the first dot are a
+sample (https://github.com/webdataset/webdataset).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainpipes.sources.files.list_files import FileList
 
 #: Bytes of a header, to which all else is rounded up.
 BLOCK = 512
-#: Bytes of a name and what else is said of a member, at most.
+#: Bytes of a name and other metadata of a member, at most.
 MOST_NAME = 1 << 20
 #: Bytes of a name that has room in a header.
 LONG_NAME = 100

@@ -1,4 +1,4 @@
-"""Where rows end in consecutive parts of a file, and what is refused of them since Arrow would change it, or
+"""Where rows end in consecutive parts of a file, and which rows are refused since Arrow would change them, or
 not survive: integers that it would round to float64 (from 2^63 on, and those beside fractions), JSON that
 nests too deep, for which it takes minutes, or ends the process, and rows that are null.
 """
@@ -23,7 +23,7 @@ from trainpipes.sources.files.formats import BadFileError
 FEED, RETURN, COMMA, SLASH, QUOTE = b'\n\r,\\"'
 WHITE = b" \t\r\n"
 NONE = np.zeros(0, np.int64)
-#: Bytes that are compared at a time: what comes of them stays in the processor's cache.
+#: Bytes that are compared at a time: the results stay in the processor's cache.
 SLICE_BYTES = 120 << 10
 #: What each byte adds to the depth of brackets; 0 for a comma, which is looked at, too.
 DEPTH = np.zeros(256, np.int8)
@@ -51,7 +51,7 @@ class Cutter(ABC):
 
     @abstractmethod
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
-        """The last bytes of rows in ``before`` and a part behind it; sets what is before the next part."""
+        """The last bytes of rows in ``before`` and a part behind it; sets the bytes before the next part."""
 
     def finish(self) -> bool:
         """Whether a row follows the last stop, at the end of the file."""
@@ -88,7 +88,7 @@ class ParagraphCutter(Cutter):
 
 
 class DocumentCutter(Cutter):
-    """The file is one row."""
+    """The file is a single row."""
 
     before = b"x"
 
@@ -212,7 +212,7 @@ def _places(data: bytes, byte: int) -> IntArray:
 
 
 def _filled(data: bytes, feeds: IntArray) -> Any:
-    """Which lines, and what follows the last, hold more than white space."""
+    """Which lines, and the bytes after the last, hold more than white space."""
     starts, stops = np.append(0, feeds + 1), np.append(feeds, len(data))
     filled = starts < stops
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
@@ -223,7 +223,7 @@ def _filled(data: bytes, feeds: IntArray) -> Any:
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
-#: A long integer, which is no part of a fraction or of what has an exponent.
+#: A long integer, which is no part of a fraction or of a number with an exponent.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 
 #: Some columns of some rows, with their integers as they are written.
@@ -281,7 +281,7 @@ def _rounded(value: Any, read: Any) -> int | None:
 MOST_DEPTH = 64
 #: Opening brackets of a line that is looked at: Arrow parses fewer in no time, however they nest.
 MANY = 512
-#: Bytes that are looked at in one step: they stay in the cache of the processor.
+#: Bytes that are looked at at a time: they stay in the cache of the processor.
 STEP_BYTES = 512 << 10
 #: An opening brace, the bit by which an opening bracket differs from it, and all but these and quotes.
 OPENS, LIKE = ord("{"), ord("{") ^ ord("[")

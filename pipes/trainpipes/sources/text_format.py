@@ -24,7 +24,7 @@ from trainpipes.sources.files import formats
 from trainpipes.sources.files.decoded_files import END, bad_rows
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes, without
 
-#: Characters of a row that a message shows, and bytes around one that is not UTF-8.
+#: Characters of a row that a message shows, and bytes around a character that is not UTF-8.
 SHOWN, AROUND = 80, 20
 #: Bytes of a row that is left out which are kept to be listed.
 SHOWN_BYTES = 1000
@@ -266,7 +266,7 @@ class TextFormat(text_pieces.TextRows):
         parse: Callable[[bytes, text_pieces.Start, int], Any],
     ) -> Iterator[tuple[int, Any]]:
         """What ``parse`` makes of a piece, with the number of its rows; it gives None, or raises, where it
-        fails. Where bad rows are left out: of stretches of rows, and why one is bad, as ``BadRows`` has it.
+        fails. Where bad rows are left out: of stretches of rows, and why a row is bad, as ``BadRows`` has it.
         """
         assert isinstance(layout, text_pieces.TextLayout)
         rows, problem = int(layout.rows[block]), None

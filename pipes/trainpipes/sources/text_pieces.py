@@ -1,4 +1,4 @@
-"""What rows of text are to the options of a reader: where they begin and end, and what is parsed of them; and
+"""How a reader's options cut text into rows: where they begin and end, and how they are parsed; and
 pieces of a file of text: whole rows of some MB, and as many rows as a block has at most.
 """
 
@@ -46,8 +46,8 @@ def row_bytes(value: Any, option: str) -> int:
 
 
 class TextRows(formats.Format):
-    """A format of rows in text, by the options of a reader; ``rule`` tells what a row is, bytes of
-    ``between`` may surround one; with ``names_columns`` a file may lack a column. ``schema`` is that of all
+    """A format of rows in text, by the options of a reader; ``rule`` defines a row, bytes of
+    ``between`` may surround a row; with ``names_columns`` a file may lack a column. ``schema`` is that of all
     rows once it is known, ``inferred`` if it is not the user's; only ``strict`` refuses columns it lacks.
     """
 
@@ -311,6 +311,6 @@ class TextLayout(formats.Layout):
 
     @property
     def largest_block(self) -> int:
-        """Bytes of the largest block, with what is decompressed to come to it."""
+        """Bytes of the largest block, and of the bytes decompressed to come to it."""
         firsts = self._firsts
         return int((self.stop[firsts[1:] - 1] - self.places[firsts[:-1]]).max(initial=0))

@@ -1,1 +1,1 @@
-"""What happens to rows: the stages, those of one kind in a file."""
+"""What happens to rows: the stages, a file for each kind."""

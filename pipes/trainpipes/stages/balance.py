@@ -31,7 +31,7 @@ RUN_BATCHES = 64
 
 
 class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
-    """Give batches in an order in which those of one step cost about the same on all ranks.
+    """Give batches in an order in which those of a step cost about the same on all ranks.
 
     A step takes as long as its slowest rank. Each shard sorts ``window`` batches by their cost, and all
     shards give the batch of the same rank at the same turn; which rank comes is drawn. No rank asks
@@ -42,7 +42,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
 
     Args:
         window: batches of a shard that are sorted together; more are more even, and take more memory.
-        cost: what a batch costs: "cells", rows x longest row; "tokens", the sum of lengths; "attention", the
+        cost: the cost of a batch: "cells", rows x longest row; "tokens", the sum of lengths; "attention", the
             sum of the squares of the documents' lengths, also of those that ``pack`` put into a row; the
             name of a column of numbers, which are added; or a function of the rows' lengths, int64
             ``[rows]``, that returns a number. "attention" after ``pack``, else "cells", if left out.

@@ -20,8 +20,8 @@ from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_n
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
+from trainpipes.columns.joined import matrices
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.columns.matrices import matrices
 from trainpipes.columns.python_values import array_of, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
@@ -82,13 +82,13 @@ def _stacked_values(values: Sequence[Any]) -> Any:
     return stacked(values)
 
 
-def stacked_columns(parts: Sequence[Part], kept: Collection[str] = ()) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the batches of tables; of columns ``kept``, lists."""
-    return _late([_batches(part, kept, None) for part in parts])
+def stacked_columns(parts: Sequence[Part], as_lists: Collection[str] = ()) -> MutableSequence[Any]:
+    """What ``default_collate`` makes of the batches of tables; of columns ``as_lists``, lists."""
+    return _late([_batches(part, as_lists, None) for part in parts])
 
 
 def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
-    """The batches of several parts, one after the other."""
+    """The batches of several parts, in turn."""
     if len(makers) == 1:
         return late_if_small(*makers[0])
     firsts = np.cumsum([0, *(count for _, count, _ in makers)])
@@ -100,7 +100,7 @@ def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
     return late_if_small(make, int(firsts[-1]), sum(nbytes for *_, nbytes in makers))
 
 
-def _batches(part: Part, kept: Collection[str], floats: np.dtype[Any] | None) -> Maker:
+def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None) -> Maker:
     table: Any = part.data
     edges: list[int] = part.bounds.tolist()
     names = table.column_names
@@ -117,23 +117,23 @@ def _batches(part: Part, kept: Collection[str], floats: np.dtype[Any] | None) ->
             others -= {*matrix.places}
             nbytes += numbers.size * _wide(numbers.dtype, floats).itemsize
     rest: Any = Piece(table.select(sorted(others)), part.index).gathered() if others else {}
-    made: list[tuple[str, Callable[[int], Any]]] = []
+    cutters: list[tuple[str, Callable[[int], Any]]] = []
     for name in (names[place] for place in sorted(others)):
         values = _values(rest[name], floats)
         if values is None:
             rows = python_values(rest[name])
-            stack = list if name in kept else stacked
-            made.append((name, [stack(rows[a:b]) for a, b in pairwise(edges)].__getitem__))
+            stack = list if name in as_lists else stacked
+            cutters.append((name, [stack(rows[a:b]) for a, b in pairwise(edges)].__getitem__))
         else:
             nbytes += values.nbytes
-            made.append((name, partial(_cut, values, edges)))
+            cutters.append((name, partial(_cut, values, edges)))
 
     def make(k: int) -> dict[str, Any]:
         batch: dict[str, Any] = dict.fromkeys(names)
         for columns, numbers in wide:
             tensors = _cut_matrix(numbers, edges, k, floats).unbind(0)
             batch.update(zip(columns, tensors, strict=True))
-        batch.update((name, cut(k)) for name, cut in made)
+        batch.update((name, cut(k)) for name, cut in cutters)
         return batch
 
     return make, len(edges) - 1, nbytes
@@ -153,7 +153,7 @@ def _cut_matrix(
 
 
 def _wide(dtype: np.dtype[Any], floats: np.dtype[Any] | None) -> np.dtype[Any]:
-    """What numbers of a dtype are collated as, where floats are to be of another one."""
+    """What numbers of a dtype are collated as, where floats are to be of another dtype."""
     return floats if floats is not None and dtype.kind == "f" else np.dtype(WIDE[dtype.kind])
 
 
@@ -166,7 +166,7 @@ def _fits(values: Array, floats: np.dtype[Any] | None) -> bool:
 
 
 def _values(column: pa.ChunkedArray, floats: np.dtype[Any] | None) -> Array | None:
-    """Numbers, or arrays of one shape, as ``default_collate`` would have them; None of others."""
+    """Numbers, or arrays of the same shape, as ``default_collate`` would have them; None of others."""
     array = one_chunk(column)
     if not is_number(array.type):
         values = None if fixed_shape(array.type) is None else array_of(array)
@@ -188,7 +188,7 @@ def _has_dtype(kind: pa.DataType, floats: np.dtype[Any] | None) -> bool:
 
 @dataclass(frozen=True)
 class FlatLists:
-    """The lists of a column, one after the other: ``values`` and where each begins, int64 ``[rows + 1]``.
+    """The lists of a column, in turn: ``values`` and where each begins, int64 ``[rows + 1]``.
 
     ``offsets_name`` is the name of the offsets in a batch, or None where another column gives them;
     ``with_end``: they end with the number of values.
@@ -225,9 +225,9 @@ class Collate(CollatingStage, versioned="fn"):
     unit. Texts and bytes come as lists.
 
     Args:
-        fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
+        fn: function of a batch. Left out, ``default_collate``: arrays of the same shape become tensors
             ``[B, ...]``; and, beyond that, lists of n such arrays ``[B, n, ...]``.
-        format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
+        format: form of the function's argument: "rows", a list as in ``DataLoader``; or the columns as
             "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
         ragged: "offsets" makes two tensors of each column x of lists of numbers, as ``EmbeddingBag``
@@ -365,8 +365,8 @@ class Collate(CollatingStage, versioned="fn"):
             even, batch = make_rest(k), dict[str, Any]()
             for name in names:
                 lists = flat.get(name)
-                own = None if lists is None else lists.cut(name, edges[k], edges[k + 1])
-                batch.update({name: even[name]} if own is None else own)
+                values = None if lists is None else lists.cut(name, edges[k], edges[k + 1])
+                batch.update({name: even[name]} if values is None else values)
             return batch
 
         return make, count, nbytes + sum(lists.values.nbytes for lists in flat.values())
@@ -390,10 +390,10 @@ class Collate(CollatingStage, versioned="fn"):
                 way = "encode_categories() makes ids of texts"
             rule = f"must hold lists of numbers, got {column.type}"
             raise BadCell(None, f"{rule}: {way}")
-        given = lists.values.dtype
-        dtype: np.dtype[Any] = np.dtype(np.int64) if given.kind in "iu" else given
-        if given.kind == "f":
-            dtype = self._floats or (np.dtype(np.float32) if given == np.float64 else given)
+        stored = lists.values.dtype
+        dtype: np.dtype[Any] = np.dtype(np.int64) if stored.kind in "iu" else stored
+        if stored.kind == "f":
+            dtype = self._floats or (np.dtype(np.float32) if stored == np.float64 else stored)
         read_columns.check_fit(
             lists.values, dtype, lists.lengths, "leave such rows out with filter()"
         )
@@ -410,8 +410,8 @@ class Collate(CollatingStage, versioned="fn"):
                 if column not in flat:
                     rule = f"must hold lists of numbers beside weights={self.weights}"
                     raise read_columns.in_column(BadCell(None, rule), column, self, ids)
-            lengths, own = (np.diff(flat[column].offsets) for column in (name, weights))
-            read_columns.check_beside(ids, weights, own, name, lengths, self)
+            lengths, weight_lengths = (np.diff(flat[column].offsets) for column in (name, weights))
+            read_columns.check_beside(ids, weights, weight_lengths, name, lengths, self)
 
     def _of_columns(self, block: Block) -> Any:
         columns = columns_as(block, self.format, self)
@@ -453,7 +453,7 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
     """Rows whose dicts have the same keys: torch drops those that the first row lacks."""
-    # Of as many keys each, one that lacks a key is found when the rows are stacked.
+    # Of as many keys each, a row that lacks a key is found when the rows are stacked.
     alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
     if rows and not alike and isinstance(rows[0], Mapping):
         keys = rows[0].keys()

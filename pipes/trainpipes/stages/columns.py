@@ -50,7 +50,7 @@ class Select(_ByName):
     """Keep some columns, in the order given.
 
     Args:
-        columns: names to keep, one by one or in a list.
+        columns: names to keep, as arguments or in a list.
 
     Raises:
         SchemaError: a column is not there.
@@ -69,7 +69,7 @@ class DropColumns(_ByName):
     """Leave out some columns, and keep all others in their order.
 
     Args:
-        columns: names to leave out, one by one or in a list.
+        columns: names to leave out, as arguments or in a list.
 
     Raises:
         ConfigError: no column would be left.
@@ -93,7 +93,7 @@ class Rename(ChooseStage):
     """Give columns other names.
 
     Args:
-        names: new name of each old one.
+        names: new names by old names.
 
     Raises:
         ConfigError: two columns would have the same name.
@@ -161,7 +161,7 @@ def with_column(table: pa.Table, field: str | pa.Field, column: Any) -> pa.Table
 
 
 def check_collates(caller: Stage, below: Sequence[Stage]) -> None:
-    """Raise if what a stage is to collate is no batch of rows, by the stages below it."""
+    """Raise if the input of a stage that collates is no batch of rows, by the stages below it."""
     stages = [*kinds.stages_within(below)]
     if any(isinstance(stage, CollatingStage) for stage in stages):
         why = "another stage has collated them already: leave one of the two out"
@@ -175,8 +175,8 @@ def check_collates(caller: Stage, below: Sequence[Stage]) -> None:
 
 
 class CollatingStage(kinds.FinishingStage):
-    """A stage that makes one item of the rows of a batch: as ``batch`` cut them, or in a list that a function
-    made of these.
+    """A stage that makes a single item of the rows of a batch: as ``batch`` cut them, or in a list that a
+    function made of these.
     """
 
     def _resolve(self, below: Sequence[Stage]) -> Self:

@@ -21,7 +21,7 @@ from trainpipes.filesystems.retry import Retry
 from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import cell, refused
-from trainpipes.media.files import Undecodable, bytes_of
+from trainpipes.media import Undecodable, bytes_of
 from trainpipes.media.sound import (
     WHOLE,
     Clip,
@@ -111,15 +111,15 @@ class ClipDecoder(Decoder):
             return Clip(self._seconds(row, start) or 0.0, self._crop, float(rng.random()))
         return Clip(self._seconds(row, start) or 0.0, self._seconds(row, duration))
 
-    def _seconds(self, row: Any, given: Any) -> float | None:
-        if not isinstance(given, str):
-            return None if given is None else float(given)
-        value = cell(row, given, self)
+    def _seconds(self, row: Any, limit: Any) -> float | None:
+        if not isinstance(limit, str):
+            return None if limit is None else float(limit)
+        value = cell(row, limit, self)
         value = value.item() if isinstance(value, np.generic) else value
         if value is None or is_seconds(value):
             return None if value is None else float(value)
         raise Undecodable(
-            f"its {given!r} must be a number of seconds from 0 on, got {shown(value, 40)}"
+            f"its {limit!r} must be a number of seconds from 0 on, got {shown(value, 40)}"
         )
 
     @contextmanager
@@ -142,10 +142,10 @@ class ClipDecoder(Decoder):
                 f": column {column!r} holds the bytes of files, or their paths or URLs, got {got}"
             )
             raise refused(self, rule)
-        path, given = os.fspath(content), self.options
+        path, given_options = os.fspath(content), self.options
         try:
-            folder, options = given["folder"], given["storage_options"]
-            about = None if folder is None else os.fspath(folder), options, given["retry"]
+            folder, options = given_options["folder"], given_options["storage_options"]
+            about = None if folder is None else os.fspath(folder), options, given_options["retry"]
             with closing(open_named(path, *about, whole=whole)) as file:
                 yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
@@ -182,7 +182,7 @@ class DecodeAudio(ClipDecoder):
             or "skip" the row and log how many; or list it, too, with ``Quarantine``. After ``batch`` its
             batch has a row less.
         seed: for random places.
-        folder: what paths are relative to.
+        folder: that paths are relative to.
         storage_options: options of the fsspec file system of URLs; never shown or saved.
         retry: as in ``list_files``.
 
@@ -243,19 +243,19 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
 
     Columns are named after ``column``: "audio_seconds", float64; "audio_samples", int64, of each channel, at
     ``sampling_rate``; "audio_sampling_rate" and "audio_channels" of the file, int64. A file whose header does
-    not say how long it is counts as one that cannot be read.
+    not say how long it is counts as unreadable.
 
     Args:
         column: the column of bytes, paths or URLs, as ``decode_audio`` takes it.
         sampling_rate: at which samples are counted; None for the file's.
         on_error: for a file whose header cannot be read; see ``decode_audio``.
-        folder: what paths are relative to.
+        folder: that paths are relative to.
         storage_options: options of the fsspec file system of URLs; never shown or saved.
         retry: as in ``list_files``.
 
     Raises:
         MissingExtraError: soundfile is not installed; or av, and a file needs it.
-        SchemaError: the column is not there, or one of the new ones already is.
+        SchemaError: the column is not there, or a new column already is.
         UnreadableError: a header cannot be read.
 
     >>> import io, numpy as np, soundfile, trainpipes as tp
@@ -293,8 +293,8 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
         values: list[Any] = table.column(self.column).to_pylist()
         return values
 
-    def _filled(self, block: Block, made: list[Any]) -> Block:
-        known = [header if isinstance(header, Header) else Header(1, 0, 0) for header in made]
+    def _filled(self, block: Block, headers: list[Any]) -> Block:
+        known = [header if isinstance(header, Header) else Header(1, 0, 0) for header in headers]
         rates, channels, samples = np.array(known, dtype=np.int64).reshape(-1, 3).T
         wanted = rates if self.sampling_rate is None else self.sampling_rate
         counts = np.floor(samples * wanted / rates + 0.5).astype(np.int64)

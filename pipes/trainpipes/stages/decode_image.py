@@ -12,7 +12,7 @@ from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes.errors import shown
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import refused
-from trainpipes.media.files import Undecodable, bytes_of
+from trainpipes.media import Undecodable, bytes_of
 from trainpipes.stages.decoding import Decoder
 
 #: An image, ``[C, H, W]``.
@@ -54,7 +54,7 @@ def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
                 picture = picture.convert(mode)
     except NoPicture:
         raise
-    except Exception as error:  # of damaged files, plugins raise what they come across
+    except Exception as error:  # of damaged files, plugins raise any error
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
     return picture

@@ -26,10 +26,10 @@ class DecodeVideo(ClipDecoder):
     The column holds the files' bytes, their paths or URLs, or structs with ``bytes`` or ``path``; rows become
     dicts with an array, uint8 ``[frames, height, width, 3]``, which stages on images take. A list of videos
     becomes a list of arrays. Frames are found by seeking to the key frame before; of a file on a server only
-    what is needed is read, where its format tells where that is. They are those that FFmpeg's own command
-    shows at these times, turned upright. Put it after ``shuffle``, whose buffer then holds no pixels.
+    only the parts needed are read, where the format tells where they are. They are those that FFmpeg's own
+    command shows at these times, turned upright. Put it after ``shuffle``, whose buffer then holds no pixels.
 
-    Of ``num_frames``, ``fps`` and ``frames`` give one; without, all frames of the clip are decoded.
+    Of ``num_frames``, ``fps`` and ``frames`` give one at most; without, all frames of the clip are decoded.
 
     Args:
         column: the column of bytes, paths or URLs.
@@ -46,13 +46,13 @@ class DecodeVideo(ClipDecoder):
         on_error: for a file that cannot be decoded, or a null: "raise"; or "skip" the row and log
             how many.
         seed: of the places of random crops, which depend on seed, epoch and row alone.
-        folder: what paths are relative to.
+        folder: that paths are relative to.
         storage_options: options of the fsspec file system of URLs; never shown or saved.
         retry: as in ``list_files``.
 
     Raises:
         MissingExtraError: av is not installed.
-        SchemaError: the column is not there, or a new one already is.
+        SchemaError: the column is not there, or a new column already is.
         UnreadableError: a file cannot be decoded.
 
     >>> import io, av, numpy as np, trainpipes as tp
@@ -115,13 +115,13 @@ class DecodeVideo(ClipDecoder):
         return size_of(self.size, "decode_video(size)")
 
     def _decoded_row(self, row: Any, rng: Any) -> dict[str, Any]:
-        made = super()._decoded_row(row, rng)
-        clips = made[self._output]
+        decoded = super()._decoded_row(row, rng)
+        clips = decoded[self._output]
         alone = isinstance(clips, Frames)
         pixels, times = ([c[n] for c in ([clips] if alone else clips)] for n in (0, 1))
-        made[self._output] = pixels[0] if alone else pixels
+        decoded[self._output] = pixels[0] if alone else pixels
         if self.times_column is not None:
-            if self.times_column in made:
+            if self.times_column in decoded:
                 raise taken(self.times_column, self)
-            made[self.times_column] = times[0] if alone else times
-        return made
+            decoded[self.times_column] = times[0] if alone else times
+        return decoded

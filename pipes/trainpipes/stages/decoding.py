@@ -1,4 +1,4 @@
-"""What stages that decode files have in common: pictures, sound, video."""
+"""Parts that the stages share which decode files: pictures, sound, video."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainpipes.errors import UnreadableError
 from trainpipes.interfaces.quarantine import LeftOut, leaves_out
 from trainpipes.interfaces.read_columns import blame, cell
 from trainpipes.interfaces.stage import Tally, made_once
-from trainpipes.media.files import Undecodable
+from trainpipes.media import Undecodable
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 
@@ -26,7 +26,7 @@ class Decoder(RowFunction, asks_inputs=True):
     are its options. Of a batch it leaves out rows, and of batches those without any.
 
     Attributes:
-        said: what a value holds, in errors.
+        said: the kind of value, in errors.
         unit: the same in counts of rows that are left out.
     """
 
@@ -54,8 +54,8 @@ class Decoder(RowFunction, asks_inputs=True):
             raise taken(output, self)
         several = isinstance(value, list | tuple)
         values = [self.decoded(v, row, rng) for v in (value if several else [value])]
-        made = values if several else values[0]
-        return {output if k == column else k: made if k == column else v for k, v in row.items()}
+        decoded = values if several else values[0]
+        return {output if k == column else k: decoded if k == column else v for k, v in row.items()}
 
     def _traits(self) -> dict[str, Any]:
         return {"keeps_rows": not leaves_out(self.options["on_error"])}
@@ -91,21 +91,21 @@ class Decoder(RowFunction, asks_inputs=True):
         if error is not None:
             blame(error, self, int(ids[len(rows)]))
             raise error
-        given, run = run.block, run.with_block(self._filled(run.block, rows))
+        block, run = run.block, run.with_block(self._filled(run.block, rows))
         if self.traits.keeps_rows:
             return run
-        kept = np.array([not isinstance(row, Undecodable) for row in rows], dtype=np.bool_)
-        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: rows[row])
-        if kept.all() or run.bounds is None:
-            return run if kept.all() else run.pick(np.flatnonzero(kept))
+        good = np.array([not isinstance(row, Undecodable) for row in rows], dtype=np.bool_)
+        self._left_out.drop(block, (~good).astype(np.int64), lambda row: rows[row])
+        if good.all() or run.bounds is None:
+            return run if good.all() else run.pick(np.flatnonzero(good))
         # Of batches with the rows that are left, those that have any.
-        bounds = np.concatenate([[0], np.cumsum(kept)])[run.bounds].astype(np.int64)
-        shorter = Run(run.block.take(np.flatnonzero(kept)), run.cursors, bounds)
+        bounds = np.concatenate([[0], np.cumsum(good)])[run.bounds].astype(np.int64)
+        shorter = Run(run.block.take(np.flatnonzero(good)), run.cursors, bounds)
         return shorter.keep(np.diff(bounds) > 0)
 
-    def _filled(self, block: Block, made: list[Any]) -> Block:
-        """Rows with what was made of them; where that is ``Undecodable``, they are left out after it."""
-        return block.with_data(made)
+    def _filled(self, block: Block, decoded: list[Any]) -> Block:
+        """Rows with their decoded values; where that is ``Undecodable``, they are left out after it."""
+        return block.with_data(decoded)
 
     @made_once
     def _left_out(self) -> LeftOut:

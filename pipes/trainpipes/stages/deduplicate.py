@@ -79,13 +79,13 @@ class Deduplicate(PackingStage):
 
 
 class _Seen:
-    """The rows of one shard that were kept in an epoch, in order: those before a position are the first
+    """The rows of a shard that were kept in an epoch, in order: those before a position are the first
     of them, so that any position can still be asked for.
     """
 
-    def __init__(self, stage: Deduplicate, epoch: int, kept: bytes = b"") -> None:
-        self.epoch, self._stage, self._kept = epoch, stage, bytearray(kept)
-        self._known = {kept[k : k + DIGEST] for k in range(0, len(kept), DIGEST)}
+    def __init__(self, stage: Deduplicate, epoch: int, hashes: bytes = b"") -> None:
+        self.epoch, self._stage, self._kept = epoch, stage, bytearray(hashes)
+        self._known = {hashes[k : k + DIGEST] for k in range(0, len(hashes), DIGEST)}
 
     def first_of_each(self, run: Run) -> Run:
         digests, before = self._stage.digests(run), len(self._known)
@@ -93,9 +93,11 @@ class _Seen:
         new = sorted(map(first.__getitem__, {*first}.difference(self._known)))
         self._known.update(first)
         self._kept += b"".join(map(digests.__getitem__, new))
-        kept = run.pick(np.array(new, dtype=np.int64))
+        first_rows = run.pick(np.array(new, dtype=np.int64))
         rows = np.arange(len(new) + 1, dtype=np.int64)
-        return Run(kept.block, Cursors.counting(_Kept(self, before, kept.cursors), rows))
+        return Run(
+            first_rows.block, Cursors.counting(_Kept(self, before, first_rows.cursors), rows)
+        )
 
     def state(self, rows: int, below: dict[str, Any]) -> dict[str, Any]:
         seen = base64.b64encode(self._kept[: rows * DIGEST]).decode()

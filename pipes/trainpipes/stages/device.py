@@ -43,7 +43,7 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
     for key, value in parts.items():
         if isinstance(item, (Mapping, *SEQUENCES)):
             clone[key] = value
-        else:  # a dataclass, also a frozen one
+        else:  # a dataclass, also if it is frozen
             object.__setattr__(clone, key, value)
     return clone
 
@@ -86,7 +86,7 @@ class Pin(DeviceStage):
 
     Batches may nest mappings, lists, tuples, dataclasses and objects with a ``pin_memory`` method.
     The process that trains pins. Workers of a plain ``DataLoader``, and machines without an
-    accelerator, skip it with one warning.
+    accelerator, skip it with a warning.
     """
 
     def place(self, item: Any) -> Any:
@@ -115,7 +115,7 @@ class SideStream:
         self._steps = steps
         self._lock = threading.Lock()  # several threads may iterate, each with a pass of its own
         #: Of each batch given on which the device may still work, two events: the end of its copy; and the
-        #: end of the work that was queued before the next batch was given, None until one was.
+        #: end of the work that was queued before the next batch was given, None until a batch was.
         self._given: deque[list[Any]] = deque()
 
     def begin(self, copy: Callable[[], Any]) -> Callable[[], Any]:

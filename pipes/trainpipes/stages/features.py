@@ -50,7 +50,7 @@ class NormalizeColumns(RunStage, takes="columns"):
             error.
 
     Raises:
-        DataError: a null or NaN, unless ``nulls`` says what becomes of them; an infinite number; a
+        DataError: a null or NaN, unless ``nulls`` allows it; an infinite number; a
             result that float32 cannot hold.
         SchemaError: a column is not there, or holds no numbers.
 
@@ -69,7 +69,9 @@ class NormalizeColumns(RunStage, takes="columns"):
 
     def check(self) -> None:
         if isinstance(self.numbers, FittedColumns):
-            self._set(numbers={name: dict(own) for name, own in self.numbers.numbers.items()})
+            self._set(
+                numbers={name: dict(moments) for name, moments in self.numbers.numbers.items()}
+            )
         if self.columns is not None:
             self._set(columns=checks.column_names(self.columns, "normalize_columns(columns)"))
         chosen(self._known, self.columns, "normalize_columns(columns)")
@@ -175,7 +177,9 @@ class EncodeCategories(RunStage, takes="columns"):
 
     def check(self) -> None:
         if isinstance(self.categories, FittedColumns):
-            self._set(categories={n: list(own) for n, own in self.categories.categories.items()})
+            self._set(
+                categories={n: list(names) for n, names in self.categories.categories.items()}
+            )
         if self.columns is not None:
             self._set(columns=checks.column_names(self.columns, "encode_categories(columns)"))
         chosen(self._known, self.columns, "encode_categories(columns)")

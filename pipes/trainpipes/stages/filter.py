@@ -24,8 +24,7 @@ from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.columns import table_of
-from trainpipes.columns.expressions import as_expression, text_of
+from trainpipes.columns.columns import as_expression, table_of, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.row_names import (
@@ -57,7 +56,7 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
     ``.repeat()`` there is no end to agree on.
 
     Args:
-        predicate: a function of one item returning a bool; a ``pyarrow.compute`` expression over
+        predicate: a function of an item that returns a bool; a ``pyarrow.compute`` expression over
             columns (much faster), where null counts as False; or conditions that all hold:
             ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which
             one holds.
@@ -111,18 +110,18 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
         if callable(self.predicate):
             self.refuse_batches(run)
             answers = each(self, self.guarded(self.predicate), run)
-            kept = np.fromiter(map(bool, answers), dtype=np.bool_, count=len(run))
+            passes = np.fromiter(map(bool, answers), dtype=np.bool_, count=len(run))
             if self.leaves_out:
                 there = np.zeros(len(run), dtype=np.bool_)
                 there[self.without_failed(run, answers)] = True
-                kept &= there
-            return run.keep(kept)
+                passes &= there
+            return run.keep(passes)
         self._check_rows(run, single=True)
         return run.keep(matching(run, self._expression, self))
 
 
 class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
-    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, its key if it has one, and
+    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, or its key, and
     ``seed``.
     """
 
@@ -181,8 +180,8 @@ class Sample(DrawnOnce):
     """Keep a fraction of the rows: always the same ones.
 
     A hash of the row's file name, relative to the folder given, and of its number in the file
-    chooses. A smaller fraction keeps some of the rows of a larger one; a second ``sample`` or
-    ``split`` in one chain needs another seed.
+    chooses. A smaller fraction keeps some of the rows of a larger fraction; a second ``sample`` or
+    ``split`` in the same chain needs another seed.
 
     Args:
         fraction: of the rows to keep, 0 to 1.
@@ -217,11 +216,11 @@ class Split(DrawnOnce):
     """Keep one of several parts of the rows; each row is in exactly one part.
 
     A hash of the row, as in ``sample``, chooses the part. Parts are ranges of this hash in the
-    order given: a new part taken from the last one leaves the others as they are.
+    order given: a new part taken from the last part leaves the others as they are.
 
     Args:
         parts: fraction of each part, by name; they sum to 1.
-        part: which one.
+        part: which part.
         key: a column, or several, whose values are hashed instead: rows of the same key stay
             together.
         seed: for the choice.
@@ -271,9 +270,9 @@ class KeptByWeight(Tally):
     warns = False
 
     def _said(self, numbers: Numbers) -> str:
-        seen, kept, _ = numbers
+        seen, passed, _ = numbers
         share = self.stage.traits.share
-        parts = [f"kept {kept:,} of {seen:,} rows, {kept / seen:.1%}"] if seen else []
+        parts = [f"kept {passed:,} of {seen:,} rows, {passed / seen:.1%}"] if seen else []
         parts += [] if share is None else [f"about {share:.1%} of the rows are expected"]
         return ", ".join(parts)
 
@@ -281,7 +280,7 @@ class KeptByWeight(Tally):
 class SampleBy(Drawn, takes="columns", depends_on={"place", "epoch"}):
     """Keep each row with a probability by its weight: other rows in each epoch.
 
-    For classes of which one is rare, or rows that matter less: a row of weight w is kept with probability
+    For rare classes, or rows that matter less: a row of weight w is kept with probability
     w / the largest weight, by a number drawn from seed, epoch and row alone: the same after a resume, and
     on any number of ranks. The rows left out are read nevertheless. How many rows an epoch has is known
     only at its end; see ``filter``.
@@ -345,8 +344,8 @@ class SampleBy(Drawn, takes="columns", depends_on={"place", "epoch"}):
     def _traits(self) -> dict[str, Any]:
         share = self.expected
         if isinstance(share, Mapping):
-            kept = sum(count * self._shares[name] for name, count in share.items())
-            share = kept / sum(share.values())
+            passed = sum(count * self._shares[name] for name, count in share.items())
+            share = passed / sum(share.values())
         return {"share": None if share is None else float(share)}
 
     @made_once
@@ -383,9 +382,9 @@ class SampleBy(Drawn, takes="columns", depends_on={"place", "epoch"}):
         column, ids = table[self.column], run.block.ids
         by_class = self.weights is not None
         shares = self._of_classes(column, ids) if by_class else self._of_weights(column, ids)
-        kept = self.draws(run) < shares
-        self._kept.add((len(kept), int(np.count_nonzero(kept)), 0))
-        return run.keep(kept)
+        passes = self.draws(run) < shares
+        self._kept.add((len(passes), int(np.count_nonzero(passes)), 0))
+        return run.keep(passes)
 
     def _of_weights(self, column: Any, ids: IntArray) -> npt.NDArray[np.float64]:
         with naming(self.column, self, ids):

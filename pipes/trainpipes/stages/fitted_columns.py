@@ -16,7 +16,7 @@ from trainpipes.errors import ConfigError, MissingFilesError, shown
 from trainpipes.filesystems.places import write_text
 
 Category: TypeAlias = "str | int"
-#: The ids of what is no known category; known ones are numbered from ``FIRST_ID`` on.
+#: The ids of values that are no known category; known ones are numbered from ``FIRST_ID`` on.
 NULL_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
 #: Categories of a column that a text shows.
 MOST_SHOWN = 5
@@ -83,7 +83,7 @@ class FittedColumns:
 
         Raises:
             MissingFilesError: there is no such file.
-            ConfigError: the file is another one.
+            ConfigError: the file holds something else.
         """
         place = Path(checks.local_path(path, "load(path)"))
         try:
@@ -138,43 +138,45 @@ def _lines(begin: str, lines: Sequence[str], end: str, depth: int) -> str:
     return f"{begin}\n{inner}\n{'  ' * depth}{end}"
 
 
-def means_and_deviations(given: Any, option: str) -> dict[str, tuple[float, float]]:
+def means_and_deviations(option_value: Any, option: str) -> dict[str, tuple[float, float]]:
     """Mean and deviation of each column, of ``FittedColumns.numbers``, or of a file of these."""
-    numbers = given
-    if isinstance(given, str | os.PathLike):
-        numbers = FittedColumns.load(given).numbers
+    numbers = option_value
+    if isinstance(option_value, str | os.PathLike):
+        numbers = FittedColumns.load(option_value).numbers
     rule = 'a dict such as {"age": {"mean": 38.2, "std": 11.5}}, or a file that FittedColumns.save wrote'
     way = "pipe.fit_columns(numbers=[...]) finds them"
-    checks.require(isinstance(numbers, Mapping) and len(numbers), option, rule, given, way)
+    checks.require(isinstance(numbers, Mapping) and len(numbers), option, rule, option_value, way)
     known = {}
     for name, values in numbers.items():
-        checks.require(checks.is_name(name), option, rule, given, way)
-        own: Any = values if isinstance(values, Mapping) else {}
-        mean, std = own.get("mean"), own.get("std")
+        checks.require(checks.is_name(name), option, rule, option_value, way)
+        moments: Any = values if isinstance(values, Mapping) else {}
+        mean, std = moments.get("mean"), moments.get("std")
         good = checks.is_finite(mean) and checks.is_finite(std) and std >= 0
         checks.require(good, option, f"{rule}, with finite numbers", {name: values}, way)
         known[name] = (float(mean), float(std))
     return known
 
 
-def known_categories(given: Any, option: str) -> dict[str, list[Category]]:
+def known_categories(option_value: Any, option: str) -> dict[str, list[Category]]:
     """The known values of each column, as ``FittedColumns.categories``, or of a file of these."""
-    categories = given
-    if isinstance(given, str | os.PathLike):
-        categories = FittedColumns.load(given).categories
+    categories = option_value
+    if isinstance(option_value, str | os.PathLike):
+        categories = FittedColumns.load(option_value).categories
     rule = (
         'a dict of columns and their values, such as {"city": ["Paris", "Rome"]}, or a file that '
     )
     rule += "FittedColumns.save wrote"
     way = "pipe.fit_columns(categories=[...]) finds them"
-    checks.require(isinstance(categories, Mapping) and len(categories), option, rule, given, way)
+    checks.require(
+        isinstance(categories, Mapping) and len(categories), option, rule, option_value, way
+    )
     known = {}
     for name, values in categories.items():
         good = checks.is_name(name) and checks.several(values)
-        checks.require(good, option, rule, given, way)
+        checks.require(good, option, rule, option_value, way)
         for value in values:
-            one = isinstance(value, str | int) and not isinstance(value, bool)
-            checks.require(one, option, f"{rule}; values are texts or integers", value)
+            valid = isinstance(value, str | int) and not isinstance(value, bool)
+            checks.require(valid, option, f"{rule}; values are texts or integers", value)
             small = isinstance(value, str) or -(2**63) <= value < 2**63
             checks.require(small, option, "texts, or integers of 64 bits", value)
         twice = checks.repeated(values)

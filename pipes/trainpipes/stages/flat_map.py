@@ -22,16 +22,16 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
-    row, and skips what was delivered.
+    row, and skips the rows that were delivered.
 
     Args:
-        fn: function of one row that returns an iterable of rows, the same for the same row. No row
+        fn: function of a row that returns an iterable of rows, the same for the same row. No row
             may be None.
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
         on_error: for a row of which the function raises; see ``map``. None of the rows made of it
-            comes then: all that are made of a row are held until its last one.
+            comes then: all that are made of a row are held until its last.
 
     Raises:
         DataError: the function returned something else, such as a dict or a text.
@@ -75,8 +75,8 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _called(self, row: Any) -> Any:
         if self._is_called and not isinstance(row, list):
-            made: Any = row if isinstance(row, Failed) else row[0]
-            return made
+            answer: Any = row if isinstance(row, Failed) else row[0]
+            return answer
         return self.guarded(self.fn)(row[0] if self._is_called else row)
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
@@ -85,16 +85,16 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _runs(self, below: Iterator[Run], skip: int) -> Iterator[Run]:
         for run in below:
-            take = self._draw_watch.around(lambda made, most: list(islice(made, most)))
+            take = self._draw_watch.around(lambda new_rows, most: list(islice(new_rows, most)))
             rows: list[Any] = []
             # Of each: the row it is made of, and how many made of that are used then.
             places: list[tuple[int, int]] = []
             number = -1
             for number, row in enumerate(run.unroll()):
-                made, used, skip = self._made_of(run.block, number, row, skip), skip, 0
+                new_rows, used, skip = self._made_of(run.block, number, row, skip), skip, 0
                 while True:
                     try:
-                        rows += take(made, RUN_ROWS - len(rows))
+                        rows += take(new_rows, RUN_ROWS - len(rows))
                     except Exception as error:
                         ids = run.row_ids(number)
                         blame(error, self, int(ids[0]) if len(ids) else None)
@@ -102,49 +102,51 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
                     count = len(rows) - len(places)
                     places += [(number, used + k) for k in range(1, count + 1)]
                     used += count
-                    if len(rows) < RUN_ROWS:  # there are no more of this one
+                    if len(rows) < RUN_ROWS:  # there are no more of this row
                         break
                     yield _made_run(run, rows, places, places[-1])
                     rows, places = [], []
             if rows:
                 yield _made_run(run, rows, places, (number + 1, 0))
-                del run, rows  # their memory is free for the next one
+                del run, rows  # their memory is free for the next run
             else:
                 yield run.pick(np.empty(0, dtype=np.int64))
 
     def _made_of(self, block: Block, place: int, row: Any, skip: int) -> Iterator[Any]:
-        """The rows made of one, after those that a state says are used up."""
+        """The rows made of a row, after those that a state says are used up."""
         rows = self._called(row)
         if not isinstance(rows, Failed):
             rows = rows_in(rows, self, "the function")
         if self.leaves_out:
             rows = self._whole(block, place, rows)
         number = 0
-        for number, made in enumerate(rows, 1):
-            if made is None:
+        for number, new_row in enumerate(rows, 1):
+            if new_row is None:
                 raise DataError(f"{self}: a row is None; leave it out instead")
             if number > skip:
-                yield made
+                yield new_row
         if number < skip:
             said = f"the state was saved after {skip} rows made of one row, of which the function now makes"
             way = "use the function as it was, or load the state as it was saved"
             raise StateError(f"{self}: {said} {number}: {way}")
 
-    def _whole(self, block: Block, place: int, made: Iterable[Any] | Failed) -> list[Any]:
-        """All rows made of one; none if the function raises."""
-        rows = made if isinstance(made, Failed) else self.guarded(list)(made)
+    def _whole(self, block: Block, place: int, answer: Iterable[Any] | Failed) -> list[Any]:
+        """All rows made of a row; none if the function raises."""
+        rows = answer if isinstance(answer, Failed) else self.guarded(list)(answer)
         why = rows.why if isinstance(rows, Failed) else ""
         failed = np.array([isinstance(rows, Failed)], dtype=np.int64)
         self._left_out.drop(block.slice(place, place + 1), failed, lambda _: why)
         return [] if isinstance(rows, Failed) else rows
 
 
-def _made_run(run: Run, rows: list[Any], made: list[tuple[int, int]], end: tuple[int, int]) -> Run:
-    whose, counts = np.array(made, dtype=np.int64).T.copy()
+def _made_run(
+    run: Run, rows: list[Any], origins: list[tuple[int, int]], end: tuple[int, int]
+) -> Run:
+    whose, counts = np.array(origins, dtype=np.int64).T.copy()
     below = run.block.take(whose)
     block = Block(rows, below.ids, epoch=below.epoch, part=below.part + (counts << PLACE_BITS))
     block.made_of = below.made_of
-    places = [(made[0][0], made[0][1] - 1), *made[:-1], end]
+    places = [(origins[0][0], origins[0][1] - 1), *origins[:-1], end]
     numbers, used = np.array(places, dtype=np.int64).T.copy()
     bases, which = np.unique(numbers, return_inverse=True)
     states = tuple({"below": run.cursors.state(k)} for k in bases.tolist())

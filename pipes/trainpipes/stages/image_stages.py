@@ -30,8 +30,8 @@ CHANNELS = (1, 3, 4)
 
 
 class ImageStage(RunStage, per_row=True, gives="objects"):
-    """A stage on one column of images, row by row: one, a list, or the frames of a video in one array. A row
-    has one draw, for all of them.
+    """A stage on a column of images, row by row: an image, a list, or the frames of a video in an array. A
+    row has one draw, for all of them.
     """
 
     thread_safe = True
@@ -81,7 +81,7 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
 
     draws: ClassVar[int] = 1
 
-    _turn = 0  # which one it is of several with the same name
+    _turn = 0  # its number among stages with the same name
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         return self._resolved(_turn=sum(other.name == self.name for other in below))
@@ -214,7 +214,7 @@ class RandomCrop(RandomImageStage):
         seed: for the places.
 
     Raises:
-        DataError: a row holds no image, or one that is smaller.
+        DataError: a row holds no image, or a smaller image.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.arange(64, dtype=np.uint8).reshape(1, 8, 8)}])
@@ -247,7 +247,7 @@ class CenterCrop(ImageStage):
         column: the image.
 
     Raises:
-        DataError: a row holds no image, or one that is smaller.
+        DataError: a row holds no image, or a smaller image.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.arange(36, dtype=np.uint8).reshape(1, 6, 6)}])
@@ -375,7 +375,7 @@ class Normalize(ImageStage):
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
-        std: of each channel, or one for all.
+        std: of each channel, or a single value for all.
         column: the image.
 
     Raises:
@@ -395,15 +395,17 @@ class Normalize(ImageStage):
 
     def check(self) -> None:
         for name in ("mean", "std"):
-            given = self.options[name]
-            values = numbers_in(given)
-            checks.require(values, f"normalize({name})", "a number, or one of each channel", given)
-            checks.require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
+            value = self.options[name]
+            values = numbers_in(value)
+            checks.require(values, f"normalize({name})", "a number, or one of each channel", value)
+            checks.require(name != "std" or min(values) > 0, "normalize(std)", "above 0", value)
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        given = [value if checks.several(value) else [value] for value in (self.mean, self.std)]
-        mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in given)
+        by_channel = [
+            value if checks.several(value) else [value] for value in (self.mean, self.std)
+        ]
+        mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in by_channel)
         return mean, std
 
     def process(self, run: Run) -> Run:
@@ -493,9 +495,9 @@ class ImageTransform(
         )
 
     def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
-        given = cell(row, self.column, self)
-        is_video = getattr(given, "ndim", 0) == 4
-        pixels = (frames_of if is_video else image_of)(given, self.column, self)
+        pixels_given = cell(row, self.column, self)
+        is_video = getattr(pixels_given, "ndim", 0) == 4
+        pixels = (frames_of if is_video else image_of)(pixels_given, self.column, self)
         image = torch.from_numpy(np.array(pixels))
         generator = torch.default_generator
         before = generator.get_state()

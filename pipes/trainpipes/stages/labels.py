@@ -131,36 +131,38 @@ class EncodeLabels(RunStage, takes="columns"):
     counts: Annotated[Sequence[int], checks.Each(checks.Ge(0))] | None = None
 
     def check(self) -> None:
-        given: Any = self.classes
+        classes: Any = self.classes
         rule = "encode_labels(classes)"
         forms = "a list of labels, a dict of labels and their classes, or a number of classes"
-        good = isinstance(given, int | Mapping) or checks.several(given)
+        good = isinstance(classes, int | Mapping) or checks.several(classes)
         way = f"pipe.stats(0, labels={self.column!r}) counts them"
-        checks.require(good, rule, forms, given, way)
-        if isinstance(given, int):
-            checks.whole_number(given, 1, rule, most=2**31)
+        checks.require(good, rule, forms, classes, way)
+        if isinstance(classes, int):
+            checks.whole_number(classes, 1, rule, most=2**31)
         else:
-            names: Any = [as_label(name, rule) for name in given]
+            names: Any = [as_label(name, rule) for name in classes]
             for name in checks.repeated(names):
                 raise ConfigError(f"{rule} must name each label once, got {name!r} twice")
-            if isinstance(given, Mapping):
-                numbers = (checks.whole_number(n, 0, rule, most=2**31) for n in given.values())
+            if isinstance(classes, Mapping):
+                numbers = (checks.whole_number(n, 0, rule, most=2**31) for n in classes.values())
                 names = dict(zip(names, numbers, strict=True))
-            checks.require(names, rule, "one or more", given)
+            checks.require(names, rule, "one or more", classes)
             self._set(classes=names)
         good = self.counts is None or len(self.counts) == self.num_classes
         self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
 
     @property
     def num_classes(self) -> int:
-        given = self.classes
-        if isinstance(given, Mapping):
-            return max(given.values()) + 1
-        return given if isinstance(given, int) else len(given)
+        classes = self.classes
+        if isinstance(classes, Mapping):
+            return max(classes.values()) + 1
+        return classes if isinstance(classes, int) else len(classes)
 
     def identity(self) -> dict[str, Any]:
-        given = self.classes
-        pairs = [list(pair) for pair in given.items()] if isinstance(given, Mapping) else given
+        classes = self.classes
+        pairs = (
+            [list(pair) for pair in classes.items()] if isinstance(classes, Mapping) else classes
+        )
         text = json.dumps(pairs)
         if len(text) > SHOWN_BYTES:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -169,25 +171,25 @@ class EncodeLabels(RunStage, takes="columns"):
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
-        given = range(self.classes) if isinstance(self.classes, int) else self.classes
-        if isinstance(given, Mapping):
-            return dict(given)
-        return {name: number for number, name in enumerate(given)}
+        classes = range(self.classes) if isinstance(self.classes, int) else self.classes
+        if isinstance(classes, Mapping):
+            return dict(classes)
+        return {name: number for number, name in enumerate(classes)}
 
     @cached_property
     def _stay(self) -> bool:
-        given = self.classes
-        return isinstance(given, int) or all(isinstance(name, str) for name in given)
+        classes = self.classes
+        return isinstance(classes, int) or all(isinstance(name, str) for name in classes)
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self, [self.column], {self.output_column} - {self.column})
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
         codes = self._encode(labels)
-        made = arrays.to_arrow(codes)
+        column = arrays.to_arrow(codes)
         if labels.lengths is not None:
-            made = arrays.list_array(codes, labels.lengths)
+            column = arrays.list_array(codes, labels.lengths)
         place = table.column_names.index(self.column)
-        return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
+        return run.with_block(block.with_data(table.set_column(place, self.output_column, column)))
 
     def _encode(self, labels: LabelColumn) -> IntArray:
         if not labels.is_text and self._stay:
@@ -220,7 +222,7 @@ class EncodeLabels(RunStage, takes="columns"):
 
 
 def near_label(label: Label, labels: Sequence[Label]) -> str:
-    """`` (did you mean 'x'?)`` for a label like another one in ``labels``."""
+    """`` (did you mean 'x'?)`` for a label like another in ``labels``."""
     text = str(label)
     for known in labels:
         if str(known).strip().casefold() == text.strip().casefold():

@@ -67,7 +67,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
     def timeout(self) -> float | None:
         return None
 
-    _turn = 0  # which one it is of several alike
+    _turn = 0  # its number among equal stages
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         identity = json.dumps(self.identity())
@@ -76,7 +76,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        """What is called, and what it is known as, on which draws depend. It must not hold the stage,
+        """The function, and its name, on which draws depend. It must not hold the stage,
         which closes its workers when it is gone.
         """
         raise NotImplementedError
@@ -182,10 +182,10 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
     With ``num_workers`` several threads or processes call the function ahead of use; rows, order
-    and draws stay the same. ``map_batches`` is faster for what Arrow or NumPy can do.
+    and draws stay the same. ``map_batches`` is faster for work that Arrow or NumPy can do.
 
     Args:
-        fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
+        fn: function of an item; with ``rng=True`` of an item and a generator. It must not return
             None, nor the same array or tensor with other values: several calls come before use.
         rng: give the function a generator.
         seed: for the generators.
@@ -204,12 +204,12 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
         executor: where the function is called, in place of ``num_workers`` and ``method``: ``tp.Threads(n)``,
             ``tp.Processes(n)``, or ``tp.Ray(...)`` for the machines of a Ray cluster.
         timeout: with processes, the seconds that a call may take, at least: then its worker is killed, and
-            another one tries the row once more. A second time the row is a ``WorkerError``, or left out.
+            another process tries the row once more. A second time the row is a ``WorkerError``, or left out.
         start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
             that the platform has. A fork copies locks that threads hold, and may hang.
 
     Raises:
-        WorkerError: three worker processes died at one row, which it names. One that dies otherwise is
+        WorkerError: three worker processes died at one row, which it names. A process that dies otherwise is
             replaced, and its rows are done again: the function must not mind.
         ConfigError: the function or an item does not pickle.
         DataError: the function returned None, or a value that does not pickle.
@@ -283,8 +283,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
         return super()._items(run)
 
     def _with(self, run: Run, answer: Answer) -> Run:
-        made = super()._with(run, answer)
-        return made.pick(self.without_failed(run, answer[0])) if self.leaves_out else made
+        mapped = super()._with(run, answer)
+        return mapped.pick(self.without_failed(run, answer[0])) if self.leaves_out else mapped
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
@@ -295,8 +295,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
     results: list[Any] = []
     for wait in waits:
-        made, error = wait()
-        results += made
+        part, error = wait()
+        results += part
         if error is not None:
             return results, error
     return results, None
@@ -391,13 +391,13 @@ class MapBatches(ColumnFunction):
     Treat each row by itself: the number of rows in a call may differ between two runs.
 
     Args:
-        fn: function of columns that returns columns, one value for each row. With
-            ``format="arrow"`` of a ``pyarrow.Table``, returning one or a dict of arrays; with
+        fn: function of columns that returns columns, a value for each row. With
+            ``format="arrow"`` of a ``pyarrow.Table``, returning a table or a dict of arrays; with
             "numpy" or "torch" of a dict of arrays or tensors ``[rows, ...]``, returning such a
             dict. Ragged columns come as object arrays of arrays in "numpy", as lists of tensors in
             "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes fixed-size
             lists. A DataError with ``row=n`` names row n (from 0) of those given.
-        format: "arrow", "numpy" or "torch": what the function takes.
+        format: "arrow", "numpy" or "torch": form of the function's argument.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
         on_error: for rows of which the function raises; see ``map``. They are found by calling it
@@ -422,11 +422,11 @@ class MapBatches(ColumnFunction):
 class WithColumns(ColumnFunction):
     """Add the columns that a function makes of the columns of many rows at once.
 
-    A column whose name is there already replaces the old one; otherwise as ``map_batches``.
+    A column whose name is there already replaces the old column; otherwise as ``map_batches``.
 
     Args:
         fn: function of columns that returns columns; see ``map_batches``.
-        format: "arrow", "numpy" or "torch": what the function takes.
+        format: "arrow", "numpy" or "torch": form of the function's argument.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
         on_error: for rows of which the function raises; see ``map``. They are found by calling it
@@ -444,10 +444,10 @@ class WithColumns(ColumnFunction):
     """
 
     def process(self, run: Run) -> Run:
-        run, made = self.returned(run)
-        if made is None:
+        run, new_columns = self.returned(run)
+        if new_columns is None:
             return run
         table = table_of(run.block.data, self)
-        for field, column in zip(made.schema, made.columns, strict=True):
+        for field, column in zip(new_columns.schema, new_columns.columns, strict=True):
             table = with_column(table, field, column)
         return run.with_block(run.block.with_data(table))

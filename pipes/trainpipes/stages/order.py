@@ -16,7 +16,7 @@ from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.samplers.torch_samplers import TorchOrder, draws_globally, reorders
 
-#: Parts of a buffer that the first ones hold, so that the first item does not wait for a whole one.
+#: Parts of a buffer that the first ones hold, so that the first item does not wait for a whole buffer.
 GROWTH = (16, 16, 8, 4, 2)
 #: Items of a buffer that are not worth waiting less for: the first ones would hardly move.
 LEAST_ITEMS = 256
@@ -30,9 +30,9 @@ class Shuffle(stage_kinds.ShuffleStage):
     A new order every epoch, the same for the same seed in any process and on any number of ranks. A
     buffer holds up to twice ``buffer_size`` rows for each part of the data that is open.
 
-    After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles what they give: each
-    shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
-    order before it fills the next one. The first buffers of an epoch are smaller, if they
+    After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles their items: each
+    shard has a buffer of ``buffer_size`` rows or batches, all of the same epoch, and gives it in a random
+    order before it fills the next buffer. The first buffers of an epoch are smaller, if they
     have more than 256 items. Of each source of a mix
     a row comes before any of that source's next epoch.
 
@@ -43,7 +43,7 @@ class Shuffle(stage_kinds.ShuffleStage):
     Args:
         buffer_size: the fewest rows that each batch is drawn from.
         seed: for the order. Global seeds are neither read nor changed.
-        max_bytes: the most memory for the pipeline in one process, estimated from file footers;
+        max_bytes: the most memory for the pipeline in a process, estimated from file footers;
             large rows make buffers smaller. 1 GiB if left out. It shapes the order, so a resume
             needs the same value.
         scope: "buffer", or "global" for a permutation of all rows, without a buffer.
@@ -90,7 +90,7 @@ class Shuffle(stage_kinds.ShuffleStage):
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
-    #: How many shuffles come before this one, where it shuffles what other stages gave.
+    #: How many shuffles come before this stage, where it shuffles items of other stages.
     _again: ClassVar[int | None] = None
 
     def _traits(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class ShardingFilter(stage_kinds.ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
-    m with ``m % R == r``. The sequence is the same on any number of ranks, and a state saved on
-    one resumes on another. Ranks that do not divide ``num_shards`` share shards, and read more.
+    m with ``m % R == r``. The sequence is the same on any number of ranks, and a state of
+    R ranks resumes on another number. Ranks that do not divide ``num_shards`` share shards, and read more.
 
     Args:
         num_shards: S, the number of logical shards. Many world sizes divide 24, 48, 96, 240 and
@@ -166,14 +166,14 @@ class ShardingFilter(stage_kinds.ShardStage):
 
 
 class Repeat(stage_kinds.RepeatStage):
-    """Start the next epoch where one ends, each in its own order.
+    """Start the next epoch where an epoch ends, each in its own order.
 
     With ``.repeat().batch()``, a batch may hold rows of two epochs, and none is short; with
     ``.batch().repeat()``, each epoch ends with its own last batch. An endless pipeline that is
     iterated again goes on where it stands.
 
     Args:
-        times: epochs that one ``iter()`` gives; None for no end.
+        times: epochs that an ``iter()`` gives; None for no end.
 
     Raises:
         DataError: the stages before it give nothing in a whole epoch.
@@ -189,7 +189,7 @@ class Repeat(stage_kinds.RepeatStage):
 
 
 class _Counted(stage_kinds.CountingStage, asks_inputs=True):
-    """``take`` and ``skip`` by counting what comes, where the plan cannot leave out blocks."""
+    """``take`` and ``skip`` by counting items, where the plan cannot leave out blocks."""
 
     count: checks.Natural
 
@@ -212,10 +212,12 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
             passed, state = passed + len(run), run.cursors.state(len(run))
             skip = max(0, skip - len(run))
             if first < last:
-                kept = run.pick(np.arange(first, last, dtype=np.int64))
+                counted = run.pick(np.arange(first, last, dtype=np.int64))
                 rows = np.arange(first, last + 1, dtype=np.int64)
-                yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
-                del kept, run  # their memory is free for the next one
+                yield Run(
+                    counted.block, Cursors.counting(base, rows), counted.bounds, counted.items
+                )
+                del counted, run  # their memory is free for the next run
 
 
 class Take(_Counted):

@@ -43,11 +43,11 @@ class _Window(NamedTuple):
 
 
 class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_on={"place"}):
-    """Pack documents into rows of one length.
+    """Pack documents into rows of a fixed length.
 
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
 
-    - input_ids: the documents' tokens one after the other, then padding
+    - input_ids: the documents' tokens in turn, then padding
     - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
       and on padding
     - position_ids: from 0 in each document; 0 on padding
@@ -64,7 +64,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
         max_length: tokens of a row.
         method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
             padding. "first_fit": in order, each into the first row with room; about 0.8 %.
-            "concat": one after the other, split where a row is full; no buffer.
+            "concat": in turn, split where a row is full; no buffer.
         column: the documents' token ids: lists of integers.
         buffer_size: the most documents packed together. More leave less padding and start later.
         max_documents: the most documents in a row.
@@ -72,7 +72,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             count), or "raise".
         along: other columns of lists as long as those of ``column``, packed alike and padded with
             0.
-        keep: other columns, such as an id: lists of the documents' values, one for each number in
+        keep: other columns, such as an id: lists of the documents' values, a value for each number in
             segment_ids. ``pad_collate`` and ``collate`` give a list of these lists.
         on_error: for rows whose own "labels" are all -100; as in ``tokenize``.
         seed: for the order of a buffer's rows.
@@ -124,7 +124,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             self._require(not taken & {*names}, option, rule, 'a column "labels" is packed anyway')
         self._require(not {*self.along} & {*self.keep}, "keep", "columns that along does not name")
 
-    #: Whether it packs what ``repeat`` gives, or there is none: rows go on over the joint of two epochs.
+    #: Whether it packs rows of ``repeat``, or there is none: rows go on over the joint of two epochs.
     _crosses: ClassVar[bool] = False
     #: Whether the rows of a window come in another order every epoch.
     _reorders: ClassVar[bool] = False
@@ -177,11 +177,11 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":
                     trains = have_target(*numbers_of(rows, "labels", self))
-                    given = rows.of_epoch(rows.epoch)
-                    given.made_of = placing.pieces(first, stop, block)
-                    run = self.check_targets(run, trains, given=given)
+                    source_rows = rows.of_epoch(rows.epoch)
+                    source_rows.made_of = placing.pieces(first, stop, block)
+                    run = self.check_targets(run, trains, before=source_rows)
                 yield run
-                del run, rows, table  # their memory is free for the next one
+                del run, rows, table  # their memory is free for the next run
 
     def _fitted(self, held: Held, used: int) -> Iterator[_Window]:
         size, least, most = self.buffer_size, 0, self.max_documents
@@ -193,7 +193,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             fits = fit_a_row(documents.lengths, joints, self.max_length, most)
             begun, end = around(joints, fits)
             if end is None and count < size and not held.ended:
-                least = 2 * count  # one row holds documents of many epochs
+                least = 2 * count  # a row holds documents of many epochs
                 continue
             least = 0
             lengths = documents.lengths[:end]
@@ -243,22 +243,22 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             raise ConfigError(f"{self} takes documents, and these rows are packed already: {way}")
         need_columns(names, self.keep, self)
         self._warn_of_others(names)
-        given = ["labels"] if "labels" in names else []
-        for name in [*given, *self.along]:
+        label_columns = ["labels"] if "labels" in names else []
+        for name in [*label_columns, *self.along]:
             if name == "labels":
-                values, own = ids_of(block, name, self, np.int32)
+                values, value_lengths = ids_of(block, name, self, np.int32)
                 values = values.astype(np.int32, copy=False)
             else:
-                values, own = numbers_of(block, name, self)
-            check_beside(block.ids, name, own, self.column, lengths, self)
+                values, value_lengths = numbers_of(block, name, self)
+            check_beside(block.ids, name, value_lengths, self.column, lengths, self)
             columns[name] = values
-        longer, kept = lengths > self.max_length, self._kept_lengths(self.column, lengths)
+        longer, cut = lengths > self.max_length, self._kept_lengths(self.column, lengths)
         if self.overflow == "raise" and longer.any():
             row = int(np.argmax(longer))
             way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
             rule = f"documents must have at most {self.max_length} tokens, got one of"
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
-        return packing.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
+        return packing.Documents(columns, np.cumsum(lengths) - lengths, cut, lengths)
 
     def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
         if self.overflow == "drop":
@@ -267,16 +267,16 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
 
     def others(self, names: Sequence[str] | None) -> str:
         """What is said of columns that packed rows lack; "" if there are none. None: not known."""
-        own = [*self.along, *self.keep]
+        columns = [*self.along, *self.keep]
         if names is None:
             ways = "keep=[...] makes lists of the values of others"
-            return f"{self} gives {', '.join(map(repr, [*packing.PACKED, *own]))}: {ways}"
-        known = {*packing.PACKED, "attention_mask", self.column, *own}
+            return f"{self} gives {', '.join(map(repr, [*packing.PACKED, *columns]))}: {ways}"
+        known = {*packing.PACKED, "attention_mask", self.column, *columns}
         lost = [name for name in names if name not in known]
         if not lost:
             return ""
-        kept = f"keep={[*self.keep, *lost]} makes lists of their values"
-        ways = f"{kept}; drop_columns() before pack() leaves them out without this warning"
+        advice = f"keep={[*self.keep, *lost]} makes lists of their values"
+        ways = f"{advice}; drop_columns() before pack() leaves them out without this warning"
         return f"{self} leaves out {', '.join(map(repr, lost))}: {ways}"
 
     def _warn_of_others(self, names: Sequence[str]) -> None:
@@ -290,7 +290,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
 
     def _count_dropped(self, documents: packing.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
-            lost = documents.given - documents.lengths
+            lost = documents.full_lengths - documents.lengths
             self._dropped.drop(block, lost[:count])
 
     def _tallies(self) -> Sequence[Tally]:

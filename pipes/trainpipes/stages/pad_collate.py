@@ -32,10 +32,10 @@ from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
 
-#: Pad values that hold for any ``value``: what is masked must not depend on the pad token.
+#: Pad values that hold for any ``value``: masked places must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
 OPTIONS = "a dict of column names and dicts of options"
-#: Makes a column of one batch, given its number; or all of them.
+#: Makes a column of a batch by its number; or of all batches.
 Cut = Callable[[int], dict[str, Any]]
 
 
@@ -80,7 +80,7 @@ PadValue = Annotated[float, check_pad_value]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one column is padded; None leaves it to the tokenizer or the column's type."""
+    """How a column is padded; None leaves it to the tokenizer or the column's type."""
 
     max_length: Cells | None = None
     pad_to_multiple_of: Cells | None = None
@@ -90,13 +90,13 @@ class Rule:
     mask: Annotated[str | bool, check_mask_name] | None = None
     dtype: Annotated[torch.dtype, numpy_dtype] | None = None
 
-    def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
+    def of_column(self, name: str, options: Mapping[str, Any]) -> Rule:
         option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
-        require(isinstance(own, Mapping), option, OPTIONS, {name: own})
-        for unknown in set(own) - set(known):
+        require(isinstance(options, Mapping), option, OPTIONS, {name: options})
+        for unknown in set(options) - set(known):
             there = f"{nearest(str(unknown), known)} for {name!r}; there are {', '.join(known)}"
             raise ConfigError(f"{option} has no option {unknown!r}{there}")
-        rule = replace(self, **{"value": None, **own})
+        rule = replace(self, **{"value": None, **options})
         for option, check in declared_checks(Rule).items():
             check(getattr(rule, option), f"pad_collate(columns[{name!r}])({option})")
         return rule
@@ -134,7 +134,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
     ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
     rows that are Python dicts, integers become int64, floats float64, and arrays of several
-    dimensions are stacked, or padded where only the first one differs. Tensors are contiguous,
+    dimensions are stacked, or padded where only the first dimension differs. Tensors are contiguous,
     writable and share no memory.
 
     Args:
@@ -186,7 +186,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     tokenizer: Any = None
 
     def check(self) -> None:
-        _ = self._own, self._masks  # what is wrong with them is said here
+        _ = self._own, self._masks  # raises for wrong values
         rule = 'a dict of columns and names such as {"audio": "audio_lengths"}'
         self._require(self.lengths is None or is_naming(self.lengths), "lengths", rule)
         names = [*self._masks.values(), *(self.lengths or {}).values()]
@@ -199,9 +199,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
-        given = {} if self.columns is None else self.columns
-        self._require(isinstance(given, Mapping), "columns", OPTIONS)
-        return {name: self._rule.of_column(name, own) for name, own in given.items()}
+        by_column = {} if self.columns is None else self.columns
+        self._require(isinstance(by_column, Mapping), "columns", OPTIONS)
+        return {name: self._rule.of_column(name, own) for name, own in by_column.items()}
 
     def _rule_of(self, name: str) -> Rule:
         return self._rules.get(name, self._rule)
@@ -223,11 +223,11 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         ids = makers_of_columns(below)
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
-        kept = kept_columns(below)
+        as_lists = kept_columns(below)
         return (
             super()
             ._resolve(below)
-            ._resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept)
+            ._resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists)
         )
 
     @property
@@ -236,7 +236,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
-        if self._tokenize is not None:  # what it says of padding shapes batches too
+        if self._tokenize is not None:  # its options of padding shape batches too
             if self.value is None:
                 identity["value"] = self._tokenize.pad_id
             if self.padding_side is None:
@@ -275,13 +275,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         """What cuts batches out of all rows of a table, made once for it; None if something in it is
         bad.
         """
-        key, kept = id(table), self._by_table
-        entry = kept.get(key)
+        key, known = id(table), self._by_table
+        entry = known.get(key)
         if entry is None or entry[0]() is not table:
             writers = None
             with suppress(TrainpipesError):
                 writers = self._writers(_columns(table), np.zeros(len(table), dtype=np.int64))
-            entry = kept[key] = ref(table, lambda _: kept.pop(key, None)), writers
+            entry = known[key] = ref(table, lambda _: known.pop(key, None)), writers
         return entry[1]
 
     def _of_tensors(
@@ -295,8 +295,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         for part in run.block.parts(bounds):
             rows, edges = part.cut
             if change:
-                made = map(self._converted, names, rows.tensors, repeat(ids))
-                rows = TensorRows(tuple(made), names)
+                converted = map(self._converted, names, rows.tensors, repeat(ids))
+                rows = TensorRows(tuple(converted), names)
             yield rows, edges
             ids = ids[edges[-1] :]
 
@@ -370,7 +370,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         length = (self.lengths or {}).get(name)
         named = self._masks.get(name) or length
         if isinstance(column, read_columns.Even) and named is not None and column.values.ndim > 2:
-            rows, each, *inner = column.values.shape  # of arrays that happen to be of one length
+            rows, each, *inner = (
+                column.values.shape
+            )  # of arrays that happen to have the same length
             column = read_columns.Ragged(
                 column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64)
             )
@@ -394,9 +396,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         return _ragged_writer(name, rows, mask, length)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
-        own, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
-        if own is not None:
-            return numpy_dtype(own, "")
+        column_dtype, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
+        if column_dtype is not None:
+            return numpy_dtype(column_dtype, "")
         padded, dtype = ragged or (self._pack is not None and values.ndim == 2), values.dtype
         if dtype.kind == asked.kind == "f":
             return asked
@@ -406,8 +408,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         return np.dtype(np.float32) if wide else dtype
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
-        own = self._rules[name].value if name in self._rules else None
-        value = FIXED.get(name, self.value) if own is None else own
+        column_value = self._rules[name].value if name in self._rules else None
+        value = FIXED.get(name, self.value) if column_value is None else column_value
         tokenize = self._id_columns.get(name)
         if value is None and tokenize is not None and self._pack is not None:
             value = self._pack.fill_id

@@ -118,11 +118,11 @@ class LogMel(RunStage, per_row=True, gives="objects"):
             rows = block.rows()
         if rows and self.output_column != self.column and self.output_column in rows[0]:
             raise taken(self.output_column, self)
-        made = [
+        spectrograms = [
             {**{k: v for k, v in row.items() if k != self.column}, self.output_column: spectrogram}
             for row, spectrogram in zip(rows, map(self._spectrogram, sounds), strict=True)
         ]
-        return run.with_block(block.with_data(made))
+        return run.with_block(block.with_data(spectrograms))
 
     def _sounds(self, block: Block) -> list[Floats]:
         """The samples of each row, cut to the length that is wanted."""
@@ -193,11 +193,11 @@ class MaskSpans(RandomImageStage):
 
     Args:
         time_masks: how many masks of time.
-        time_width: frames of one, at most.
+        time_width: frames of a mask, at most.
         frequency_masks: how many masks of frequency.
-        frequency_width: bands of one, at most.
-        time_share: of all frames, the share that one mask of time has at most.
-        value: what is put there.
+        frequency_width: bands of a mask, at most.
+        time_share: of all frames, the share that a mask of time has at most.
+        value: to fill in.
         column: the spectrogram, which is copied.
         time_first: spectrograms are ``[frames, bands]``.
         seed: for the draws.

@@ -99,7 +99,7 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
 
 
 class TargetStage(LeavesOut, asks_inputs=True):
-    """A stage that does what its ``on_error`` says with rows that have no target."""
+    """A stage whose ``on_error`` decides about rows that have no target."""
 
     item: ClassVar[str] = "row"
 
@@ -121,10 +121,10 @@ class TargetStage(LeavesOut, asks_inputs=True):
         trains: Flags,
         cut: Flags | None = None,
         bad: Mapping[int, str] | None = None,
-        given: Block | None = None,
+        before: Block | None = None,
     ) -> Run:
         """The run without rows that are ``bad`` or in which no target was ``found``, if these are
-        left out; else raises or warns of the latter, of which ``cut`` were cut. ``given``: the rows
+        left out; else raises or warns of the latter, of which ``cut`` were cut. ``before``: the rows
         as they came.
         """
         asked, ids, bad = self.options["on_error"], run.block.ids, bad or {}
@@ -135,7 +135,7 @@ class TargetStage(LeavesOut, asks_inputs=True):
                 was_cut = cut is not None and bool(cut[row])
                 return bad.get(row) or f"no target for the loss{why_none(1, int(was_cut))}"
 
-            block = run.block if given is None else given
+            block = run.block if before is None else before
             self.without_target.drop(block, (~trains).astype(np.int64), error_of)
             return run if trains.all() else run.pick(np.flatnonzero(trains).astype(np.int64))
         lacking = np.flatnonzero(~trains)

@@ -92,7 +92,7 @@ class Truncate(TargetStage, RunStage, takes="columns"):
                 if name == "labels":
                     lost = longer & ~have_target(values, lengths)
         run = run.with_block(block if table is block.data else block.with_data(table))
-        return self.check_targets(run, ~lost, lost, given=block)
+        return self.check_targets(run, ~lost, lost, before=block)
 
 
 class AddLabels(RunStage, takes="columns"):
@@ -136,8 +136,8 @@ class AddLabels(RunStage, takes="columns"):
         values, lengths = ids_of(block, self.column, self)
         labels = values.astype(label_dtype(values))
         if self.where is not None:
-            flags, own = numbers_of(block, self.where, self)
-            check_beside(block.ids, self.where, own, self.column, lengths, self)
+            flags, flag_lengths = numbers_of(block, self.where, self)
+            check_beside(block.ids, self.where, flag_lengths, self.column, lengths, self)
             labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
@@ -165,7 +165,7 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
         mlm_probability: of choosing a token, or a word, 0 to 1.
         column: the token ids.
         whole_words: choose all tokens of a word. In the vocabulary "##" continues a word, "Ġ" and
-            "▁" begin one.
+            "▁" begin a word.
         tokenizer: gives the mask token and the special tokens; as in ``tokenize``. By default that
             of the ``tokenize`` before this stage.
         mask_token_id: the mask token; by default the tokenizer's.
@@ -285,12 +285,12 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
                 begins[np.minimum(values, len(begins) - 1)], special, starts[lengths > 0]
             )
         key = np.repeat(self._keys(block), lengths)
-        own = (place + 1).astype(np.uint64) * _GOLDEN
-        draws = unit(mix(key ^ mix(own[first])))
+        counter = (place + 1).astype(np.uint64) * _GOLDEN
+        draws = unit(mix(key ^ mix(counter[first])))
         chosen = np.flatnonzero((draws < self.mlm_probability) & ~special)
         labels = np.full(len(values), IGNORED, dtype=label_dtype(values))
         labels[chosen] = values[chosen]
-        hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
+        hashes = mix(key[chosen] ^ mix(counter[chosen] ^ _SECOND))
         kind = unit(hashes)
         # As wide as the mask and every token of the vocabulary need, not as the column was.
         largest = np.min_scalar_type(max(mask, size - 1))

@@ -40,9 +40,9 @@ class Tokenize(Tokenizes):
     Put it after ``shuffle`` and ``sharding_filter``: each consumer then tokenizes only its rows.
     ``max_length`` cuts tokens of the text; special tokens and the end token stay:
 
-        prefix + text tokens, cut to what is left of max_length + suffix + eos
+        prefix + text tokens, cut to the rest of max_length + suffix + eos
 
-    Prefix and suffix are what the tokenizer's post-processor puts around one text (``<s>``,
+    Prefix and suffix are the tokens that the tokenizer's post-processor puts around a text (``<s>``,
     ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; the tokenizer's
     own settings for truncation and padding have no effect.
 
@@ -117,7 +117,7 @@ class Tokenize(Tokenizes):
     engine: Literal["auto", "tokenizers"] = "auto"
 
     def check(self) -> None:
-        _ = self._template, self._outputs, self._labelled  # raises for what does not fit
+        _ = self._template, self._outputs, self._labelled  # raises for options that do not fit
         both = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and both:
             why = f"keeps the text column {both[0]!r}, and the ids would have that name too"
@@ -227,7 +227,7 @@ class Tokenize(Tokenizes):
             run = run.pick(np.flatnonzero(there))
             texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block
-        _ = self.maker.loaded  # what fails here is about no row
+        _ = self.maker.loaded  # errors here are about no row
         try:
             columns = self._encode(texts, block.ids)
         except ConfigError:
@@ -257,8 +257,8 @@ class Tokenize(Tokenizes):
             self._warn_of_second(segments[0], prefix)
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
-            kept = pieces[:, 1:-1].sum(axis=1)
-            gone = sum(segment.lengths for segment in segments) - kept
+            used = pieces[:, 1:-1].sum(axis=1)
+            gone = sum(segment.lengths for segment in segments) - used
             if room is not None:
                 self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
             if output == "input_ids" and self._labelled is not None:
@@ -325,10 +325,10 @@ class Tokenize(Tokenizes):
             if name in present:
                 raise taken(name, self)
         if isinstance(data, list):
-            made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
-            kept = ({k: v for k, v in row.items() if k not in gone} for row in data)
-            ids = (dict(zip(columns, values, strict=True)) for values in made)
-            return [row | own for row, own in zip(kept, ids, strict=True)]
+            lists = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
+            other_columns = ({k: v for k, v in row.items() if k not in gone} for row in data)
+            ids = (dict(zip(columns, values, strict=True)) for values in lists)
+            return [row | ids_of_row for row, ids_of_row in zip(other_columns, ids, strict=True)]
         data = data.drop_columns(list(gone))
         for name, ragged in columns.items():
             data = data.append_column(name, ragged.to_arrow())

@@ -1,3 +1,5 @@
+"""``chat_template``, and what it shares with ``tokenize``: stages that make token ids."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -6,19 +8,23 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import column_names
+from trainpipes._internal.checks import ColumnName, Count, Text, column_names
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
+from trainpipes.columns.packing import IGNORED
+from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.quarantine import OnError
-from trainpipes.interfaces.read_columns import cells, lists_of, names_of, read
+from trainpipes.interfaces.read_columns import blame, cells, lists_of, names_of, read
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.tokenizers.adapters import Function, load
-from trainpipes.tokenizers.engine import Ragged, TokenizerEngine, take_turns
+from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
+from trainpipes.tokenizers.engine import Ragged, TokenizerEngine, assemble, take_turns
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
 LOOKED_AT = 1 << 16
@@ -47,29 +53,29 @@ class Tokenizes(TargetStage, RunStage):
         self,
         run: Run,
         columns: Mapping[str, Ragged],
-        given: Block,
+        before: Block,
         bad: Mapping[int, str] | None = None,
     ) -> Run:
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if labels is None:
             trains = np.ones(len(run), dtype=np.bool_)
-            return self.check_targets(run, trains, bad=bad, given=given)
+            return self.check_targets(run, trains, bad=bad, before=before)
         if self.options["on_error"] == "keep":
             return run
         cut = None if most is None else labels.lengths >= most
         trains = have_target(labels.values, labels.lengths)
-        return self.check_targets(run, trains, cut, bad, given)
+        return self.check_targets(run, trains, cut, bad, before)
 
     @property
     def pad_id(self) -> int:
         return self.maker.special.pad or 0
 
-    def pads(self, what: str, way: str) -> int:
-        """The pad token, for what is padded; raises with the way out where there is none."""
+    def pads(self, problem: str, way: str) -> int:
+        """The pad token, for padding; raises with the way out where there is none."""
         if isinstance(self.maker, Function):
             why = f"is padded with the tokenizer's pad token, which {self.maker}, a function, does not tell"
-            raise ConfigError(f"{what} {why}: give {way}")
+            raise ConfigError(f"{problem} {why}: give {way}")
         return self.pad_id
 
     @property
@@ -191,15 +197,145 @@ def lengths_by(stages: Sequence[Stage]) -> tuple[str, bool]:
 
 
 class TakesTokenizer(Stage):
-    """A stage that asks a tokenizer for its special tokens: one given, or that of a stage before it."""
+    """A stage that asks a tokenizer for its special tokens: its option, or that of a stage before it."""
 
-    free = frozenset({"tokenizer"})  # what is taken from it is in the identity
+    free = frozenset({"tokenizer"})  # values taken from it are in the identity
 
     @made_once
     def _own(self) -> TokenizedBy | None:
-        given = self.options["tokenizer"]
-        return None if given is None else TokenizedBy(given)
+        tokenizer = self.options["tokenizer"]
+        return None if tokenizer is None else TokenizedBy(tokenizer)
 
     def tokenizes(self, below: Sequence[Stage]) -> Tokenizes | None:
         """What made the ids: the option, or the last stage below."""
         return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
+
+
+class ChatTemplate(Tokenizes, takes="columns"):
+    """Turn conversations into token ids with the tokenizer's chat template.
+
+    A conversation is a list of messages, dicts with "role" and "content". Its column is replaced by
+    "input_ids" and "labels", lists of int32: labels are the ids of the assistant's turns with the
+    token that ends each, and -100 elsewhere. A turn is the text that the template marks
+    (``{% generation %}``); else the text that it adds to the messages before it and the generation prompt.
+    A template that changes earlier turns once others follow is refused.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, or its name or folder.
+        column: the conversations.
+        labels: whether to add "labels".
+        max_length: the most tokens of a row; longer ones lose their end.
+        template: a Jinja template in place of the tokenizer's own.
+        prompt: a column of messages before the conversation, with labels of -100.
+        tools: a column of the tools the assistant may call: lists of JSON schemas, or these as JSON
+            text, whose nulls stay.
+        parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
+            text.
+        on_error: for rows whose labels are all -100, as in ``tokenize``; "skip" also leaves out
+            rows that are no conversation.
+
+    Raises:
+        ConfigError: there is no template, or the tokenizer is not fast.
+        DataError: a row is no conversation, the assistant's tokens cannot be found, or with
+            ``on_error="raise"`` a row has no target.
+        MissingExtraError: transformers is not installed.
+        SchemaError: the column is not there, or "input_ids" or "labels" already is.
+    """
+
+    thread_safe = True
+
+    tokenizer: Any
+    column: ColumnName = "messages"
+    _: KW_ONLY
+    labels: bool = True
+    max_length: Count | None = None
+    template: Text | None = None
+    prompt: str | None = None
+    tools: str | None = None
+    parse_arguments: bool = True
+    on_error: OnError | None = None
+
+    def check(self) -> None:
+        for name in ("prompt", "tools"):
+            name_given = getattr(self, name)
+            good = name_given is None or (isinstance(name_given, str) and name_given != self.column)
+            self._require(good, name, "the name of another column")
+        _ = self._chat, self.maker  # raises unless both are there
+
+    _snapshots = ("maker", "_chat")
+
+    @made_once
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer, self.template)
+
+    def runs_on(self) -> str:
+        return f"{self.maker}: its chat template, by transformers"
+
+    def identity(self) -> dict[str, Any]:
+        identity = {
+            "stage": self.name, "tokenizer": self.maker.fingerprint(),
+            "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
+            "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
+            "parse_arguments": None if self.parse_arguments else False,
+            "on_error": None if self.traits.keeps_rows else "skip",
+        }  # fmt: skip
+        return {k: v for k, v in identity.items() if v is not None}
+
+    def process(self, run: Run) -> Run:
+        self.refuse_batches(run)
+        taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
+        block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
+        conversations = [
+            table.column(name).to_pylist()
+            if name == self.tools
+            else python_values(table.column(name))
+            for name in taken
+        ]  # tools stay as JSON text
+        table = table.drop_columns([self.column])
+        written, bad = self._written(block, conversations)
+        ids, said = self._chat.encode(written)
+        columns = {"input_ids": ids}
+        if self.labels:
+            labels = np.where(said, ids.values, np.int32(IGNORED))
+            columns["labels"] = Ragged(labels, ids.offsets)
+        for key, column in columns.items():
+            columns[key] = assemble([column], room=self.max_length)[0]
+            table = table.append_column(key, columns[key].to_arrow())
+        return self._checked(run.with_block(block.with_data(table)), columns, block, bad)
+
+    def _written(
+        self, block: Block, conversations: list[list[Any]]
+    ) -> tuple[list[Written], dict[int, str]]:
+        """What the template writes; and of rows that are left out, why."""
+        written: list[Written] = []
+        bad: dict[int, str] = {}
+        for place, (messages, *others) in enumerate(zip(*conversations, strict=True)):
+            try:
+                written.append(self._write(messages, others))
+            except ConfigError:
+                raise
+            except Exception as error:
+                if self.traits.keeps_rows or not isinstance(error, DataError):
+                    blame(error, self, int(block.ids[place]))
+                    raise
+                bad[place] = error.message
+                written.append(Written("", []))
+        return written, bad
+
+    def _write(self, messages: Any, others: list[Any]) -> Written:
+        parse = self.parse_arguments
+        try:
+            return self._write_parsed(messages, others, parse)
+        except DataError as error:
+            try:
+                self._write_parsed(messages, others, not parse)
+            except DataError:
+                raise error from error.__cause__
+            wanted = f"arguments of tool calls as {'JSON text' if parse else 'dicts'}"
+            way = f"the template wants {wanted}: pass parse_arguments={not parse}"
+            raise DataError(f"{error.message}; {way}") from error
+
+    def _write_parsed(self, messages: Any, others: list[Any], parse: bool) -> Written:
+        prompt = messages_of(others[0], parse) if self.prompt else ()
+        tools = tools_of(others[-1]) if self.tools else None
+        return self._chat.write(messages_of(messages, parse), prompt, tools)

@@ -98,7 +98,7 @@ def read_cursor(key: str, value: Any, epoch: int, m: int, shards: int, tag: str)
 
 
 def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int) -> None:
-    """Raise StateError unless a shard has delivered what it owes up to ``m``, or has ended."""
+    """Raise StateError unless a shard has delivered its items up to ``m``, or has ended."""
     delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
     if delivered != owed and not ("ended" in cursor and delivered < owed):
         raise StateError(

@@ -5,7 +5,7 @@
       "epoch": 2,                    the pass over the data, from 0
       "batches": 1234,               batches of that pass taken, over all ranks
       "num_shards": 24,
-      "pipeline": "{…}",             what the data and the stages were: JSON
+      "pipeline": "{…}",             identity of the data and the stages: JSON
       "batch_sizes": "",             batch sizes in an epoch in which they changed: JSON
       "shard-0007": "{…}",           one cursor a shard, of an uncounted pipeline only: JSON
       …
@@ -16,7 +16,7 @@ others a rank's state has the cursors of its own shards.
 
 A flat dict of integers and strings passes through JSON, ``torch.load`` with ``weights_only=True``
 and ``torch.distributed.checkpoint``. Each cursor ends with a checksum of its own, "pipeline" with
-one of all that is not a cursor.
+that of all that is not a cursor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CURES = {
     "order": "; as names and row counts are the same, load_state_dict(state, allow_changes=['data']) goes on",
     "stages": "build the pipeline as it was when the state was saved, or start a new run",
 }
-#: Options that may change, by their paths, and what ``allow_changes`` calls them.
+#: Options that may change, by their paths, and their names in ``allow_changes``.
 _MAY_CHANGE = {
     "stages/batch/batch_size": "batch_size",
     "stages/filter/predicate": "filter",
@@ -154,7 +154,7 @@ def _known_otherwise(saved: Any, present: Any) -> bool:
 
 
 def take_over(saved: Any, present: Any) -> None:
-    """Put what files hold now into a saved identity, where their names and rows are the same."""
+    """Put the files' present content into a saved identity, where their names and rows are the same."""
     if isinstance(saved, dict) and isinstance(present, dict):
         if "order" in saved and saved["order"] == present.get("order"):
             saved.update({key: present.get(key) for key in ("bytes", "digests", "content")})
@@ -197,7 +197,7 @@ class BatchSizes:
 
     @staticmethod
     def parse(text: str) -> BatchSizes | None:
-        """Read what ``render`` wrote, of a state whose checksum fits."""
+        """Read a state that ``render`` wrote, if its checksum fits."""
         if not text:
             return None
         fields = json.loads(text)
@@ -210,7 +210,7 @@ class BatchSizes:
 
 
 class NewWeights(NamedTuple):
-    """Weights of a mix from one batch of the pass on; see ``Loader.set_weights``.
+    """Weights of a mix from a batch of the pass on; see ``Loader.set_weights``.
 
     Args:
         batch: its number, over all ranks.
@@ -237,10 +237,10 @@ class Position:
     """Where a run stands, as a state tells it.
 
     Args:
-        pass_number: of what one ``iter()`` gives, an epoch or several; "epoch" in a state.
+        pass_number: of the pass that an ``iter()`` gives, an epoch or several; "epoch" in a state.
         m: batches of the pass taken, over all ranks.
         cursors: of the shards that the state knows; unused where the pipeline is counted.
-        extra: keys of one loader's own.
+        extra: keys that only a kind of loader has.
         sizes: changes of the batch size in the current epoch.
         reweighed: changes of a mix's weights in the pass; a state has them in "pipeline".
     """

@@ -29,7 +29,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     whole.
 
     Args:
-        states: of ``Loader``s or pipelines in any order, one of each rank, saved after the same step; or
+        states: of ``Loader``s or pipelines in any order, a state of each rank, saved after the same step; or
             of ``WorkQueue``s, saved at any time.
 
     Returns:
@@ -183,7 +183,7 @@ _calls: dict[tuple[int, ...], tuple[int, str]] = {}
 _world: list[Any] = []
 
 
-def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> list[Any]:
+def gather(value: Any, ranks: tuple[int, ...], timeout: float, subject: str) -> list[Any]:
     """The values of some ranks, in their order. A collective; ``value`` is of JSON's types.
 
     Raises:
@@ -209,7 +209,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
         late = [str(rank) for rank in ranks if not store.check([f"{place}/{rank}"])]
         store.delete_key(f"{place}/{my_rank}")
         raise StateError(
-            f"{what} of all ranks is asked for by all of them after the same step, and rank"
+            f"{subject} of all ranks is asked for by all of them after the same step, and rank"
             f"{'s' if len(late) > 1 else ''} {', '.join(late)} did not ask within {timeout:g} s, rank "
             f"{my_rank} did: call it on every rank; a checkpoint that one rank saves alone, on an "
             "exception, cannot have it"
@@ -232,7 +232,7 @@ def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
         break
     else:
         came = store.add(f"{place}/came", -GIVEN_UP) + GIVEN_UP
-        if came > 0:  # no other one gave up before
+        if came > 0:  # no other rank gave up before
             store.set(f"{place}/decision", (ALL_CAME if came == ranks else FAILED).decode())
     decision: bytes = store.get(f"{place}/decision")  # it is there, or comes at once
     return decision

@@ -5,15 +5,15 @@
       "first_epoch": 0,              the epoch in which the queue began
       "num_shards": 24,              of the pipeline
       "num_classes": 24,             residue classes of places, a multiple of num_shards
-      "pipeline": "{…}",             what the data and the stages were, and a checksum
+      "pipeline": "{…}",             identity of the data and the stages, and a checksum
       "retired": "…",                rows that are in no later epoch
       "work-0007": "{…}",            one for each class that the rank reads: JSON
       …
     }
 
-Places are numbers of items in the one sequence of an epoch, over all ranks. Of each class, all up to
-"read" is done but what is "open"; "at" is where a loader begins to read it again, with the "cursor" of
-its shard, number % num_shards, if the pipeline is uncounted. Each class is in the state of one rank.
+Places are numbers of items in the global sequence of an epoch, over all ranks. Of each class, all up to
+"read" is done but those that are "open"; "at" is where a loader begins to read it again, with the "cursor" of
+its shard, number % num_shards, if the pipeline is uncounted. Each class is in the state of a single rank.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkKey(NamedTuple):
 
     Attributes:
         epoch: from 0.
-        place: number of the item in the epoch's one sequence, over all ranks; from 0. Numbers are
+        place: number of the item in the epoch's global sequence, over all ranks; from 0. Numbers are
             left out where rows are filtered and a shard has ended.
     """
 
@@ -100,7 +100,7 @@ class WorkState:
         return classes
 
     def of_rank(self, rank: int, world_size: int) -> dict[int, ClassWork]:
-        """The classes of a rank; raises StateError if one is missing."""
+        """The classes of a rank; raises StateError if a class is missing."""
         step = gcd(self.num_classes, world_size)
         wanted = range(rank % step, self.num_classes, step)
         lacking = [number for number in wanted if number not in self.classes]
@@ -140,7 +140,7 @@ def _data(text: str) -> bytes:
 
 
 def _bits(keys: Sequence[WorkKey], step: int) -> list[list[Any]]:
-    """Keys of one class: of each epoch the first place, and a bit for each that may follow."""
+    """Keys of a class: of each epoch the first place, and a bit for each that may follow."""
     runs = []
     for epoch in sorted({key.epoch for key in keys}):
         places = np.array([key.place for key in keys if key.epoch == epoch], dtype=np.int64)
@@ -222,7 +222,7 @@ def read_work(state: Any) -> WorkState:
 
 
 def merge_work(states: Collection[Any]) -> dict[str, Any]:
-    """The states of the queues of all ranks as one."""
+    """The states of the queues of all ranks in a single state."""
     parts = []
     for number, state in enumerate(states):
         try:

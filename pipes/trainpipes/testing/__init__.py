@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import multiprocessing
+import pickle
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torchdata.nodes import BaseNode
 
 from trainpipes.engine.iterating.iteration_state import plan_of
-from trainpipes.errors import TrainpipesError
+from trainpipes.errors import TrainpipesError, shown
 from trainpipes.interfaces.global_draws import seen_draws
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import stages_within
@@ -26,7 +30,111 @@ from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline.chain import Pipeline
-from trainpipes.testing.items import difference, digest, digest_and_size
+
+#: Characters of a value in a message.
+QUOTED = 40
+
+
+def digest(item: Any) -> str:
+    """A short hash of an item's dtypes, shapes, bytes, keys, strings and numbers."""
+    return digest_and_size(item)[0]
+
+
+def digest_and_size(item: Any) -> tuple[str, int]:
+    """The digest of an item, and about how many bytes it holds."""
+    parts: list[bytes] = []
+    _add(item, parts)
+    held = b"".join(parts)
+    return hashlib.sha256(held).hexdigest()[:16], len(held)
+
+
+#: What is written as Python does it.
+PLAIN = {type(None), bool, int, float, str, bytes}
+
+
+def _add(item: Any, parts: list[bytes]) -> None:
+    if type(item) in PLAIN:
+        parts.append(repr(item).encode())
+    elif isinstance(item, torch.Tensor):
+        parts.append(f"tensor {item.dtype} {tuple(item.shape)}".encode())
+        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
+        parts.append(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(item, np.ndarray) and item.dtype != object:
+        parts.append(f"array {item.dtype} {item.shape}".encode())
+        parts.append(np.ascontiguousarray(item).tobytes())
+    elif isinstance(item, pa.Table | pa.RecordBatch):
+        parts.append(f"{type(item).__name__} {item.schema}".encode())
+        _add(item.to_pylist(), parts)
+    elif isinstance(item, Mapping):
+        parts.append(f"{type(item).__name__} {len(item)}".encode())
+        for key, value in item.items():
+            parts.append(repr(key).encode())
+            _add(value, parts)
+    elif isinstance(item, list | tuple | np.ndarray):
+        parts.append(f"{type(item).__name__} {len(item)}".encode())
+        if PLAIN.issuperset(map(type, item)):
+            parts.append("".join(map(repr, item)).encode())
+            return
+        for value in item:
+            _add(value, parts)
+    elif isinstance(item, bool | int | float | str | bytes):
+        parts.append(repr(item).encode())
+    else:
+        parts.append(pickle.dumps(item))
+
+
+def difference(item: Any, other: Any) -> str:
+    """The first difference of two items, as text; "" if there is none.
+
+    >>> difference([{"x": 1, "y": [2, 7]}], [{"x": 1, "y": [2, 3]}])
+    "row 0, column 'y' at [1] is 7 instead of 3"
+    """
+    return _difference(item, other, "")
+
+
+def _difference(item: Any, other: Any, where: str) -> str:
+    if digest(item) == digest(other):
+        return ""
+    here = where or "it"
+    if type(item) is not type(other):
+        kinds = type(item).__name__, type(other).__name__
+        values = shown(item, QUOTED), shown(other, QUOTED)
+        return f"{here} is {values[0]} ({kinds[0]}) instead of {values[1]} ({kinds[1]})"
+    if isinstance(item, torch.Tensor) or (isinstance(item, np.ndarray) and item.dtype != object):
+        return _of_arrays(item, other, here)
+    if isinstance(item, pa.Table | pa.RecordBatch):
+        if item.schema != other.schema:
+            return f"{here} has the columns {shown(item.schema)} instead of {shown(other.schema)}"
+        return _difference(item.to_pylist(), other.to_pylist(), where)
+    if isinstance(item, Mapping):
+        if list(item) != list(other):
+            return f"{here} has {shown(list(item))} instead of {shown(list(other))}"
+        name = next(name for name in item if digest(item[name]) != digest(other[name]))
+        return _difference(item[name], other[name], f"{where}, column {name!r}".removeprefix(", "))
+    if isinstance(item, list | tuple | np.ndarray):
+        if len(item) != len(other):
+            return f"{here} has the length {len(item)} instead of {len(other)}"
+        place = next(n for n, part in enumerate(item) if digest(part) != digest(other[n]))
+        where = f"{where} at [{place}]" if where else f"row {place}"
+        return _difference(item[place], other[place], where)
+    return f"{here} is {shown(item, QUOTED)} instead of {shown(other, QUOTED)}"
+
+
+def _of_arrays(item: Any, other: Any, where: str) -> str:
+    kinds = [
+        f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}" for array in (item, other)
+    ]
+    if kinds[0] != kinds[1]:
+        kind = "a tensor" if isinstance(item, torch.Tensor) else "an array"
+        return f"{where} is {kind} {kinds[0]} instead of {kinds[1]}"
+    ours, theirs = (np.array(array.tolist(), dtype=object).reshape(-1) for array in (item, other))
+    same = [repr(a) == repr(b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
+    if all(same):  # in bits that are not shown
+        return f"{where} has other bits"
+    place = same.index(False)
+    at = [int(n) for n in np.unravel_index(place, tuple(item.shape))]
+    return f"{where}{f' at {at}' if at else ''} is {ours[place]} instead of {theirs[place]}"
+
 
 __all__ = [
     "ResumeError",
@@ -37,7 +145,7 @@ __all__ = [
     "shuffle_quality",
 ]
 
-#: Bytes of items that one run keeps, to show what differs.
+#: Bytes of items that a run keeps, to show differences.
 KEPT_BYTES = 64 << 20
 
 
@@ -87,7 +195,7 @@ def check_resume(
     """Check that a pipeline, loader or node resumes exactly, wherever it was stopped.
 
     Takes the state before every item, loads each (or ``points`` of them) into a fresh object, twice, and
-    compares what comes through the end of the epoch and in the epochs after it.
+    compares items to the end of the epoch and in the epochs after it.
 
     Args:
         subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same each
@@ -101,7 +209,7 @@ def check_resume(
         start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
 
     Raises:
-        ResumeError: names the first item that differs, what differs in it, and the functions it may be due
+        ResumeError: names the first item that differs, the difference, and the functions it may be due
             to.
 
     >>> import trainpipes as tp
@@ -129,8 +237,8 @@ def check_resume(
     alone = chosen[:: max(1, len(chosen) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
-        given = epochs - epoch, limit, state, _begun(reference[epoch], k, limit)
-        walked = _in_process(make, given, k, start_method)
+        arguments = epochs - epoch, limit, state, _begun(reference[epoch], k, limit)
+        walked = _in_process(make, arguments, k, start_method)
         _compare(reference, epoch, k, walked, hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
     return ResumeReport(items, len(chosen), len(alone), largest, len(possible))
@@ -169,7 +277,7 @@ def _maker(subject: Any) -> Callable[[], Subject]:
 def _walk(
     subject: Subject, epochs: int, limit: int | None, state: Any = None, begun: int = 0
 ) -> list[_Epoch]:
-    """Items of a subject, from a state after ``begun`` items of an epoch; without one also the state
+    """Items of a subject, from a state after ``begun`` items of an epoch; without a state also the state
     before each item and after the last.
     """
     with warnings.catch_warnings():  # a limit leaves epochs before their end
@@ -187,18 +295,18 @@ def _walked(
             subject.reset(None if number else state)
         elif not number and not saves:
             subject.load_state_dict(state)
-        own, iterator = _Epoch(), subject if isinstance(subject, BaseNode) else iter(subject)
+        epoch, iterator = _Epoch(), subject if isinstance(subject, BaseNode) else iter(subject)
         most = math.inf if limit is None else limit - (0 if number else begun)
         while True:
-            own.states += [copy.deepcopy(subject.state_dict())] if saves else []
-            if len(own.items) >= most:
+            epoch.states += [copy.deepcopy(subject.state_dict())] if saves else []
+            if len(epoch.items) >= most:
                 break
             try:
-                left = own.add(next(iterator), left)
+                left = epoch.add(next(iterator), left)
             except StopIteration:
-                own.states[-1:] = [copy.deepcopy(subject.state_dict())] if saves else []
+                epoch.states[-1:] = [copy.deepcopy(subject.state_dict())] if saves else []
                 break
-        walked.append(own)
+        walked.append(epoch)
     return walked
 
 
@@ -223,7 +331,7 @@ def _drawn(points: list[tuple[int, int]], most: int | None) -> list[tuple[int, i
 
 
 def _continues(subject: Subject) -> bool:
-    """Whether a loop that was left is gone on with by the next one; a node begins anew at ``reset()``."""
+    """Whether a loop that was left is gone on with by the next; a node begins anew at ``reset()``."""
     return isinstance(subject, BaseNode) or plan_of(subject).chain.endless
 
 
@@ -257,23 +365,23 @@ def _compare(
         walked = walked[: len(expected)]
     elif k == 0 and epoch and not reference[epoch - 1].items and rest and not walked[0].items:
         walked = walked[1:]
-    for (number, start), own in zip(expected, walked, strict=False):
-        right, given = reference[number].items[start:], own.items
-        if right == given or (part and right[: len(given)] == given):
+    for (number, start), run in zip(expected, walked, strict=False):
+        right, items = reference[number].items[start:], run.items
+        if right == items or (part and right[: len(items)] == items):
             continue
         lead = f"after resuming{where} at item {k} of epoch {epoch}, "
-        same = next((i for i, (a, b) in enumerate(zip(right, given, strict=False)) if a != b), None)
+        same = next((i for i, (a, b) in enumerate(zip(right, items, strict=False)) if a != b), None)
         if same is None:
             rest_of = "the rest of " if start else ""
             raise ResumeError(
-                f"{lead}{rest_of}epoch {number} has {_items(len(given))} instead of {_items(len(right))}"
+                f"{lead}{rest_of}epoch {number} has {_items(len(items))} instead of {_items(len(right))}"
                 f"{hint()}"
             )
         of = f" of epoch {number}" if number != epoch else ""
-        before, now = reference[number].item(start + same), own.item(same)
-        what = "" if before is None or now is None else f": {difference(now, before)}"
+        before, now = reference[number].item(start + same), run.item(same)
+        detail = "" if before is None or now is None else f": {difference(now, before)}"
         raise ResumeError(
-            f"{lead}item {start + same}{of} differs from the uninterrupted run{what}{hint()}"
+            f"{lead}item {start + same}{of} differs from the uninterrupted run{detail}{hint()}"
         )
 
 
@@ -316,14 +424,16 @@ def _begun(epoch: _Epoch, k: int, limit: int | None) -> int:
     return 0 if k == len(epoch.items) != limit else k
 
 
-def _in_process(make: Callable[[], Subject], given: Any, k: int, start_method: str) -> list[_Epoch]:
+def _in_process(
+    make: Callable[[], Subject], arguments: Any, k: int, start_method: str
+) -> list[_Epoch]:
     context: Any = multiprocessing.get_context(start_method)
     receive, send = context.Pipe(duplex=False)
     sent: Any = make
     if start_method != "fork":
         sent = make()
         ForkingPickler.dumps(sent)
-    process = context.Process(target=_answer, args=(send, sent, given))
+    process = context.Process(target=_answer, args=(send, sent, arguments))
     process.start()
     send.close()
     try:
@@ -335,15 +445,15 @@ def _in_process(make: Callable[[], Subject], given: Any, k: int, start_method: s
         raise ResumeError(
             f"after resuming in a fresh process at item {k}, the run failed: {answer}"
         )
-    return [_Epoch(own) for own in answer]
+    return [_Epoch(items) for items in answer]
 
 
-def _answer(send: Any, make: Any, given: Any) -> None:
-    epochs, limit, state, begun = given
+def _answer(send: Any, make: Any, arguments: Any) -> None:
+    epochs, limit, state, begun = arguments
     torch.set_num_threads(1)  # a fork has none of the others that torch would wait for
     try:
         subject = make if not callable(make) else make()
         walked = _walk(subject, epochs, limit, json.loads(json.dumps(state)), begun)
-        send.send([own.items for own in walked])
+        send.send([epoch.items for epoch in walked])
     except Exception as error:
         send.send(f"{type(error).__name__}: {error}")

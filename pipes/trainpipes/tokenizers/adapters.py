@@ -50,7 +50,7 @@ class Bytes(TokenizerEngine):
         return None
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        texts.validate(full=True)  # nothing else would notice what is not UTF-8
+        texts.validate(full=True)  # nothing else would notice bytes that are not UTF-8
         values, offsets = apart(texts)
         return Ragged(values.astype(np.int32), offsets)
 

@@ -23,9 +23,9 @@ from trainpipes.tokenizers.engine import Loaded, Ragged, digest
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 LAST_NEWLINE = re.compile(r"(\r\n|\r|\n)\Z")
-#: A compiled template tracks the marked parts of one conversation at a time.
+#: A compiled template tracks the marked parts of a single conversation at a time.
 _lock = ForkLock()
-#: Conversations that are tokenized together: what tells where tokens stand takes some 100 bytes for each.
+#: Conversations that are tokenized together: places of tokens take some 100 bytes for each.
 AT_A_TIME = 64
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
@@ -105,7 +105,7 @@ class Chat(Loaded):
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
     def prompt(self, messages: Messages, tools: Tools = None) -> str:
-        """The text of messages, and what the template writes before a response."""
+        """The text of messages, and the text that the template writes before a response."""
         with _lock:
             return self._render(messages, tools, add_generation_prompt=True)[0]
 
@@ -171,9 +171,9 @@ class Chat(Loaded):
 def _apart(template: str) -> str:
     """The template with a comment that no other program's has, and that writes nothing.
 
-    transformers compiles a text once in a process, and up to 5.23 notes in what it compiled where the
+    transformers compiles a text once in a process, and up to 5.23 notes in the compiled template where the
     assistant speaks: a thread of the user's that renders the same text would note its parts in ours.
-    A forked child would inherit one that is in the middle of a conversation.
+    A forked child would inherit a template in the middle of a conversation.
     """
     # Jinja drops a newline at the end. "+" keeps the spaces before the comment.
     return f"{LAST_NEWLINE.sub('', template)}{{#+ trainpipes {os.getpid()} #}}"
@@ -195,7 +195,7 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             try:
                 arguments = json.loads(function["arguments"])
-            except (ValueError, RecursionError):  # what a model wrote, and may be wrong
+            except (ValueError, RecursionError):  # text of a model, which may be wrong
                 continue
             if isinstance(arguments, dict):
                 function["arguments"] = arguments

@@ -35,7 +35,7 @@ from trainpipes.filesystems.retry import Requests
 VARIABLE = "TOKENIZERS_PARALLELISM"
 
 _registered = False
-_ours: str | None = None  # what the variable was last set to here
+_ours: str | None = None  # the last value set here
 
 
 def settle() -> None:
@@ -94,7 +94,7 @@ class Ragged:
     @staticmethod
     def of_lists(rows: Iterable[list[int]]) -> Ragged:
         values, lengths = array("i"), array("q")
-        for row in rows:  # list by list: what has been read is freed while it is in cache
+        for row in rows:  # list by list: lists that were read are freed while they are in cache
             values.fromlist(row)
             lengths.append(len(row))
         return Ragged.of_lengths(np.array(values, np.int32), np.array(lengths, np.int64))
@@ -204,7 +204,7 @@ class Loaded(ABC):
 class Special:
     """The special tokens that a tokenizer tells of, and the side that it pads on."""
 
-    #: Tokens that may end a text, by name; one if the tokenizer says which.
+    #: Tokens that may end a text, by name; a single token if the tokenizer says which.
     ends: dict[str, int] = field(default_factory=dict)
     pad: int | None = None
     side: Side | None = None
@@ -217,7 +217,7 @@ class Special:
 
 
 class TokenizerEngine(Loaded):
-    """Text to token ids, in one tokenizer's way."""
+    """Text to token ids, in a tokenizer's way."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class TokenizerEngine(Loaded):
     def encode_pairs(
         self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
     ) -> tuple[Ragged, Ragged]:
-        """Ids and type ids of pairs of texts, the longer one cut first."""
+        """Ids and type ids of pairs of texts, the longer text cut first."""
         way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
         rule = "needs a tokenizer that knows how a pair is written"
         raise errors.ConfigError(f"pair=True {rule}, and {self} does not: {way}")
@@ -248,7 +248,7 @@ class TokenizerEngine(Loaded):
         return type(self).__name__.lower()
 
     def affixes(self) -> Affixes:
-        """The special tokens that the tokenizer puts before and after one text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         return (), ()
 
     def pair_affixes(self) -> tuple[int, int | None]:
@@ -275,7 +275,7 @@ class TokenizerEngine(Loaded):
         return "".join(name * len(run) if name else self._text(run) for name, run in runs)
 
     def _named(self, token: int) -> str:
-        """What stands for a token that is not decoded with others; "" for one that is."""
+        """What stands for a token that is not decoded with others; "" if it is."""
         return ""
 
     def _text(self, ids: list[int]) -> str:
@@ -301,7 +301,8 @@ def digest(content: bytes) -> str:
 
 #: Names of mask tokens in published tokenizers.
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
-#: What goes on with a word, in WordPiece; or begins one: a space, a line's end, a tab, as others write them.
+#: What goes on with a word, in WordPiece; or begins a word: a space, a line's end, a tab, as others write
+#: them.
 WORD_MARKS = {"##": ("##",), "Ġ": ("Ġ", "Ċ", "ĉ"), "▁": ("▁",)}
 
 

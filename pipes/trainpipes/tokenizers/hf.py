@@ -1,5 +1,5 @@
 """``tokenizers`` (``tokenizer.json``), the fast tokenizers of transformers that are built on it, and
-gigatoken: the same ids, a hundred times as fast on one core.
+gigatoken: the same ids, a hundred times as fast on a single core.
 
 gigatoken writes out the regular expressions of published tokenizers by hand, so ``Checked`` compares it
 with ``tokenizers``. Its own threads would not survive a fork: it runs on the caller's.
@@ -51,7 +51,7 @@ SHOWN = 500
 
 #: Code points that Unicode came to know in this century, and what has none yet: the packages'
 #: tables are of different versions, so that they disagree on the class, or on the canonical order,
-#: of some. Texts with one of these go to ``tokenizers``. A class of RE2, wider than need be.
+#: of some. Texts with any of these go to ``tokenizers``. A class of RE2, wider than need be.
 YOUNG = (
     r"[\x{5C8}-\x{5CF}\x{7FD}\x{870}-\x{8FF}\x{9FE}\x{C3C}\x{C5C}\x{CDC}\x{D3B}-\x{D3C}\x{EBA}\x{1715}"
     r"\x{1AB0}-\x{1AFF}\x{1DF0}-\x{1DFF}\x{20C1}\x{2B96}\x{A7C0}-\x{A7F6}\x{A82C}\x{FBC3}-\x{FBD2}"
@@ -135,7 +135,7 @@ class Checked:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of Rust is no ``Exception``
-            self._reference(texts)  # which says what is wrong with a text
+            self._reference(texts)  # which raises for a wrong text
             raise self._refused(f"failed: {error!r}") from error
         if len(rows_of_ids) != len(texts):
             raise self._refused(f"gave {len(rows_of_ids)} rows for {len(texts)} texts")
@@ -386,7 +386,7 @@ def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
     """Cut pairs to ``room`` tokens: the longer text down to the other's length, then both. Of an
-    odd number the one that was longer, else the second, keeps one more.
+    odd number the longer text, else the second, keeps one more.
     """
     a, b = first.lengths, second.lengths
     short = np.minimum(a, b)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import need
-from trainpipes.columns.expressions import text_of
+from trainpipes.columns.columns import text_of
 from trainpipes.engine.processes.executor_options import name_of_executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, is_secret, shown, without_url_secrets
@@ -30,13 +30,13 @@ from trainpipes.interfaces.stage import Stage, stage_classes
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.version import __version__
 
-#: Characters of a list or mapping that is written in one line, at most.
+#: Characters of a list or mapping that is written on a single line, at most.
 WIDTH = 72
 #: Sources whose first option holds the rows.
 _IN_MEMORY = (
     "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_tensors", "from_torchdata",
 )  # fmt: skip
-#: Ways out for what has no form.
+#: Ways out for values that have no form.
 _IN_CODE = "this pipeline belongs in code"
 _SAVED = 'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
 _IN_FILES = "write them to files once, as with .write_parquet(folder), and read these"
@@ -67,7 +67,7 @@ def to_yaml(pipeline: Record, path: str | os.PathLike[str] | None = None) -> str
 
 
 class _Block(dict[str, Any]):
-    """A mapping that is written one key a line, and so is what holds it."""
+    """A mapping that is written with a key on each line, and so is its parent."""
 
     def __repr__(self) -> str:
         return "\n"
@@ -85,7 +85,7 @@ class _Tagged:
 
 
 def _dumper() -> Any:
-    """PyYAML's safe dumper: what it writes, readers of YAML 1.1 and of 1.2 understand the same."""
+    """PyYAML's safe dumper: readers of YAML 1.1 and of 1.2 understand its text alike."""
     from yaml import SafeDumper
 
     def style(dumper: Any) -> Any:  # names after a tag need no quotes
@@ -96,7 +96,7 @@ def _dumper() -> Any:
 
 
 def _node(value: Any) -> Any:
-    """A value as a node of PyYAML's, in one line where that is short."""
+    """A value as a node of PyYAML's, on a single line where that is short."""
     import yaml
 
     if isinstance(value, _Tagged):
@@ -134,8 +134,8 @@ class _Writer:
             name, options, count = pipeline._recipe
             stages = stages[count:]
             block["recipe"] = name
-            if given := self.options(name, options, recipe_function(name)):
-                block["options"] = given
+            if written := self.options(name, options, recipe_function(name)):
+                block["options"] = written
         if stages:
             block["stages"] = [self.stage(stage) for stage in stages]
         return block
@@ -151,9 +151,9 @@ class _Writer:
         if ours and name in _IN_MEMORY and not inspect.isroutine(stage.options[first]):
             said = f"{name}({first}): rows in memory have no place in a config: {_IN_FILES}"
             raise ConfigError(f"to_yaml(): {said}", stage=str(stage))
-        given = dict(self.options(stage.name, stage.options, kind))
-        alone = list(given) == [first] and not isinstance(given[first], dict)
-        return _Block({name: given[first] if alone else given}) if given else name
+        options = dict(self.options(stage.name, stage.options, kind))
+        alone = list(options) == [first] and not isinstance(options[first], dict)
+        return _Block({name: options[first] if alone else options}) if options else name
 
     def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
         """Those that are not as the parameters of ``kind`` have them anyway."""
@@ -166,14 +166,14 @@ class _Writer:
             elif not (type(value) is type(default) and same(value, default)):
                 try:
                     block[name] = self.value(_as_declared(value, kinds.get(name, [])), name)
-                except ConfigError:  # of a pipeline within this one
+                except ConfigError:  # of a pipeline within this
                     raise
                 except ValueError as error:
                     raise ConfigError(f"to_yaml(): {caller}({name}): {error}") from None
         return block
 
     def value(self, value: Any, name: str = "") -> Any:
-        """A plain value; raises ValueError for one that has no form."""
+        """A plain value; raises ValueError for a value that has no form."""
         if value is None or isinstance(value, bool):
             return value
         if is_secret(name):
@@ -212,8 +212,8 @@ def _as_declared(value: Any, kinds: list[Any]) -> Any:
     with suppress(ValueError):
         if arrow_schema(types).equals(value, check_metadata=True):
             return types
-    what = "a schema with metadata, with columns that may not be null, or of types beyond a name or a list"
-    raise ValueError(f"{what}, has no form in a config: {_IN_CODE}")
+    subject = "a schema with metadata, with columns that may not be null, or of types beyond a name or a list"
+    raise ValueError(f"{subject}, has no form in a config: {_IN_CODE}")
 
 
 def _key(key: Any) -> Any:
@@ -226,14 +226,14 @@ def _named(value: Any, option: str) -> _Tagged:
     if inspect.isroutine(value) or inspect.isclass(value):
         return _Tagged("!function", name_of(value))
     kind, way = f"{type(value).__module__}.{type(value).__qualname__}", _IN_CODE
-    what = f"an object of {kind}"
+    subject = f"an object of {kind}"
     if option == "tokenizer":
-        what, way = f"a tokenizer that is an object ({kind})", _SAVED
+        subject, way = f"a tokenizer that is an object ({kind})", _SAVED
         if name := getattr(value, "name_or_path", ""):
             way = f"give its name, {shown(name)}, or {way}"
     elif isinstance(value, pc.Expression):
-        what, way = f"the expression {shown(text_of(value))}", _LISTED
-    raise ValueError(f"{what} has no form in a config: {way}")
+        subject, way = f"the expression {shown(text_of(value))}", _LISTED
+    raise ValueError(f"{subject} has no form in a config: {way}")
 
 
 def name_of(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The rows of one epoch of a pipeline, in order, from any place, and the tables that they are cut into."""
+"""The rows of an epoch of a pipeline, in order, from any place, and the tables that they are cut into."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
 
 
 class TableGroups:
-    """Rows of tables that come one after the other, cut by rows and bytes."""
+    """Rows of consecutive tables, cut by rows and bytes."""
 
     caller: str
     used = 0
@@ -77,7 +77,7 @@ class TableGroups:
 
     def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
         """The next rows, at most so many and of about so many bytes; and how many bytes they have."""
-        parts: list[pa.Table] = []  # of each table one: rows of the same are not copied
+        parts: list[pa.Table] = []  # a part of each table: rows of the same are not copied
         rows = size = 0
         step, table, start = FIRST_ROWS, self._table, self.used
         while rows < most and size < most_bytes:
@@ -135,7 +135,7 @@ def check_columns(first: pa.Schema, schema_of: pa.Schema, caller: str, where: st
 
 
 def decoded(table: pa.Table) -> pa.Table:
-    """Without dictionaries, of which a file has one for each column."""
+    """Without dictionaries, of which a file has a single one for each column."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table.column(number).cast(field.type.value_type)
@@ -163,8 +163,8 @@ def _is_plain(array: pa.Array) -> bool:
 
 
 class WrittenColumns(kinds.RunStage, takes="columns"):
-    """The last stage of rows that are written: below it the plan makes columns of one schema, whose text it
-    checks.
+    """The last stage of rows that are written: below it the plan makes columns of a single schema, whose text
+    it checks.
     """
 
     free = frozenset({"caller", "ragged"})
@@ -189,7 +189,7 @@ class WrittenColumns(kinds.RunStage, takes="columns"):
 
 
 class EpochRows(TableGroups):
-    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles. ``ragged``: see
+    """The rows of an epoch of a pipeline. A copy reads by itself; it pickles. ``ragged``: see
     ``SchemaFinder``.
     """
 
@@ -222,7 +222,7 @@ class EpochRows(TableGroups):
 
     def __reduce__(self) -> Any:
         source = self.plan.inputs.source
-        # One of the user's may hold what does not pickle; several put together open theirs again.
+        # A user's source may not pickle; several put together open theirs again.
         goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
         schemas = self.plan.inputs.schemas.known()
         return _copy, (self._stages, self.caller, source if goes else None, schemas)
@@ -261,7 +261,7 @@ class EpochRows(TableGroups):
         self.open(None, start, epoch, 0, WindowKey(last["epoch"], 0, last["window"]))
 
     def tables(self, start: int, stop: int, epoch: int = 0) -> Iterator[pa.Table]:
-        """Rows from one to before another, as they come, where positions follow by arithmetic."""
+        """Rows from ``start`` to before ``stop``, as they come, where positions follow by arithmetic."""
         self.open_part(start, stop, epoch)
         with closing(self):
             while start < stop and (table := self.some(stop - start)) is not None:

@@ -54,7 +54,7 @@ def write_parquet(
     storage_options: Mapping[str, Any] | None = None,
     retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
-    """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
+    """Write the rows of an epoch to Parquet files, in order and without ``sharding_filter``.
 
     After a kill the same call goes on after the last whole file; when all are there, it does nothing.
 
@@ -66,7 +66,7 @@ def write_parquet(
         num_files: number of files, where rows are counted. If both are left out, files are of 512 MiB in
             memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-        overwrite: whether to remove what was written there before.
+        overwrite: whether to remove files written there before.
         executor: ``tp.Threads(n)``, ``tp.Processes(n)`` or ``tp.Ray(address)``, where rows are
             counted and ``num_files`` or ``rows_per_file`` is given; None for this thread.
         storage_options: of the folder's file system.
@@ -106,7 +106,7 @@ def write_arrow(
     storage_options: Mapping[str, Any] | None = None,
     retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
-    """Write the rows of one epoch to Arrow IPC files (Feather), "part-00000.arrow" and so on.
+    """Write the rows of an epoch to Arrow IPC files (Feather), "part-00000.arrow" and so on.
 
     Args:
         row_group_size: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
@@ -140,7 +140,7 @@ def write_json(
     storage_options: Mapping[str, Any] | None = None,
     retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
-    """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
+    """Write the rows of an epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
     become text.
 
     Args:
@@ -188,7 +188,7 @@ def parquet_form(
 
 
 class _Parquet:
-    """Writes one Parquet file: the ``FileWriter`` of ``write_parquet``."""
+    """Writes a Parquet file: the ``FileWriter`` of ``write_parquet``."""
 
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
@@ -196,7 +196,7 @@ class _Parquet:
             self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
         except pa.ArrowNotImplementedError as error:
             if len(schema) > 1:
-                for column in schema:  # which one it is
+                for column in schema:  # which column it is
                     _Parquet({}, None, pa.BufferOutputStream(), pa.schema([column])).close()
             raise SchemaError(
                 f"column {schema[0].name!r} holds {schema[0].type}, which Parquet cannot hold ({error}): "
@@ -204,7 +204,7 @@ class _Parquet:
             ) from error
 
     def write(self, group: pa.Table, first_row: int) -> None:
-        # In one chunk: where others begin, pages may, too.
+        # In a single chunk: where others begin, pages may, too.
         self._writer.write_table(group.combine_chunks(), max(1, len(group)))
 
     def close(self) -> None:
@@ -212,14 +212,14 @@ class _Parquet:
 
 
 class _Arrow:
-    """Writes one Arrow file: the ``FileWriter`` of ``write_arrow``."""
+    """Writes an Arrow file: the ``FileWriter`` of ``write_arrow``."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
 
     def write(self, group: pa.Table, first_row: int) -> None:
-        # Of slices it would write what their buffers hold besides.
+        # Of slices it would write the whole buffers.
         self._writer.write_table(compact(group), max(1, len(group)))
 
     def close(self) -> None:
@@ -300,10 +300,10 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.map_(kind.key_type, _json_type(kind.item_type, column))
     if hasattr(kind, "value_field"):  # lists of any form
         value = kind.value_field
-        own = _json_type(value.type, column)
-        is_plain = own == value.type and not is_.is_list_view(kind)
+        plain_type = _json_type(value.type, column)
+        is_plain = plain_type == value.type and not is_.is_list_view(kind)
         is_plain = is_plain and not is_.is_large_list_view(kind)
-        return kind if is_plain else pa.large_list(value.with_type(own))
+        return kind if is_plain else pa.large_list(value.with_type(plain_type))
     if any(of(kind) for of in PLAIN):
         return kind
     raise BadCell(

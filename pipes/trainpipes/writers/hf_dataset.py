@@ -39,7 +39,7 @@ class _LateState:
 
 
 class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets has no types here
-    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them."""
+    """The rows of a part of a pipeline's shards, as ``datasets`` asks for them."""
 
     #: datasets asks; no thread of ours outlives an iterator.
     _sleep_on_threads_shutdown = False
@@ -179,7 +179,7 @@ def _features(pipeline: Record) -> Any:
 
 
 def pipeline_of(dataset: Any) -> Record | None:
-    """The pipeline whose rows a dataset has, through any stages; None where that is not one."""
+    """The pipeline whose rows a dataset has, through any stages; None where there is no pipeline."""
     source = getattr(dataset, "_ex_iterable", None)
     while source is not None and not isinstance(source, PipelineExamples):
         source = getattr(source, "ex_iterable", None)

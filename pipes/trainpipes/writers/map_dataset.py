@@ -24,8 +24,8 @@ CALLER = "to_map_dataset"
 
 
 class MapDataset(Dataset[dict[str, Any]]):
-    """Rows of an Arrow file, memory-mapped: processes that read it share one copy in memory. A row is a dict
-    of Python values.
+    """Rows of an Arrow file, memory-mapped: processes that read it share a single copy in memory. A row is a
+    dict of Python values.
 
     Args:
         path: an Arrow IPC file.
@@ -100,7 +100,7 @@ def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset
 
     try:
         with closing(rows):
-            if not kept_file.write(target, tables(), None, own=False):
+            if not kept_file.write(target, tables(), None, private=False):
                 raise ConfigError("to_map_dataset(): the pipeline has no rows")
     except OSError as error:
         if error in failed:

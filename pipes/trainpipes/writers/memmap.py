@@ -47,8 +47,8 @@ NO_NUMBERS = (
 )
 
 
-def bad_row(row: int, name: str, what: str) -> DataError:
-    return DataError(f"write_memmap(): row {row}: column {name!r} {what}", row=row)
+def bad_row(row: int, name: str, problem: str) -> DataError:
+    return DataError(f"write_memmap(): row {row}: column {name!r} {problem}", row=row)
 
 
 def arrays_of(column: pa.ChunkedArray, name: str, as_ragged: bool, row: int) -> Ragged | Even:
@@ -68,14 +68,14 @@ def arrays_of(column: pa.ChunkedArray, name: str, as_ragged: bool, row: int) -> 
     if not as_ragged or isinstance(found, Ragged):
         return found
     if found.values.ndim < 2:
-        what = "is a single number, and in a ragged column rows are lists or arrays"
-        raise bad_row(row, name, what)
+        problem = "is a single number, and in a ragged column rows are lists or arrays"
+        raise bad_row(row, name, problem)
     count, length, *rest = found.values.shape
     return Ragged(found.values.reshape(count * length, *rest), np.full(count, length, np.int64))
 
 
 class NpyFile:
-    """Writes one ``.npy`` file, whose header is written anew at the end."""
+    """Writes a ``.npy`` file, whose header is written anew at the end."""
 
     def __init__(self, file: OutputFile, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
@@ -89,7 +89,7 @@ class NpyFile:
         self.rows += len(array)
 
     def close(self) -> int:
-        """Write how many rows there are; gives the CRC-32 of what follows the header."""
+        """Write how many rows there are; gives the CRC-32 of the bytes after the header."""
         self._file.write_beginning(npy_header(self._dtype, (self.rows, *self._shape)))
         return self._file.check
 
@@ -100,7 +100,7 @@ def _lost(values: Array, found: Array) -> Any:
 
 
 class ColumnFile:
-    """A column's values, and the offsets of a ragged one."""
+    """A column's values, and the offsets of a ragged column."""
 
     def __init__(
         self, name: str, empty: Ragged | Even, named: Any, part: OutputFile, ending: str
@@ -114,16 +114,16 @@ class ColumnFile:
             self._offsets = NpyFile(part.beside(offsets_ending(ending)), "int64", ())
             self._offsets.write(np.zeros(1, np.int64))
 
-    def write(self, given: Ragged | Even, row: int) -> None:
-        values, dtype = given.values, np.dtype(self._column.dtype)
-        if isinstance(given, Ragged) and self._offsets:
-            self._offsets.write(self._values.rows + np.cumsum(given.lengths, dtype=np.int64))
+    def write(self, column: Ragged | Even, row: int) -> None:
+        values, dtype = column.values, np.dtype(self._column.dtype)
+        if isinstance(column, Ragged) and self._offsets:
+            self._offsets.write(self._values.rows + np.cumsum(column.lengths, dtype=np.int64))
         with np.errstate(invalid="ignore", over="ignore"):  # a float beyond int64, or float32
             found: Array = values.astype(dtype, copy=False)
         if dtype != values.dtype and (bad := _lost(values, found)).any():
             place = np.unravel_index(np.argmax(bad), bad.shape)
             first, name = int(place[0]), self._column.name
-            row += row_at(first, given.lengths) if isinstance(given, Ragged) else first
+            row += row_at(first, column.lengths) if isinstance(column, Ragged) else first
             raise bad_row(
                 row, name,
                 f"is {dtype}, which cannot hold {values.dtype} {values[place]}: pass dtype={{{name!r}: ...}} "
@@ -137,7 +137,7 @@ class ColumnFile:
 
 
 class PartFile:
-    """Writes one part of a memory map: the ``FileWriter`` of ``write_memmap``."""
+    """Writes a part of a memory map: the ``FileWriter`` of ``write_memmap``."""
 
     def __init__(
         self,
@@ -212,8 +212,8 @@ def write_memmap(
 
     Args:
         path: a folder, new or empty: a path or fsspec URL.
-        source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
-            columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
+        source: arrays or tensors ``[N, ...]`` (a dict, a tuple or a single array); a ``pyarrow.Table``, whose
+            list columns are ragged; rows in turn (an iterable, a function that returns one, a map-style
             dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, of which one
             epoch is written.
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
@@ -222,7 +222,7 @@ def write_memmap(
             show it. Lists are always ragged.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
-        overwrite: whether to remove what was written there before.
+        overwrite: whether to remove files written there before.
         executor: ``tp.Threads(n)``, ``tp.Processes(n)`` or ``tp.Ray(address)``, for a pipeline
             whose rows are counted, with ``num_files`` or ``rows_per_file``; None for this thread.
         storage_options: of the folder's file system.
@@ -276,7 +276,7 @@ def _form(layout: Layout, dtypes: Any, ragged: list[str]) -> Format:
 def _dtypes(dtype: Any) -> Any:
     try:
         if isinstance(dtype, Mapping):
-            return {str(name): _dtype(one) for name, one in sorted(dtype.items())}
+            return {str(name): _dtype(kind) for name, kind in sorted(dtype.items())}
         return None if dtype is None else _dtype(dtype)
     except TypeError as error:
         rule = (
@@ -371,7 +371,7 @@ def _is_long(value: Any) -> bool:
 
 
 def table_of_arrays(source: Any) -> pa.Table:
-    """Arrays ``[rows, ...]``: a dict, a tuple or one."""
+    """Arrays ``[rows, ...]``: a dict, a tuple or a single array."""
     columns = {name: _plain(value, name, 0) for name, value in named(source).items()}
     counts = {n: len(c) if c.ndim else "a number" for n, c in columns.items()}
     if len({*counts.values()}) > 1 or "a number" in counts.values():
@@ -439,7 +439,7 @@ def _typed(kind: pa.DataType) -> pa.DataType:
 
 
 def _chunks(rows: Iterable[Any]) -> Iterator[tuple[Layout, list[dict[str, Any]]]]:
-    """Rows of one kind, with copies of their arrays: who gives them may fill these again."""
+    """Rows of a single kind, with copies of their arrays: who gives them may fill these again."""
     held: list[dict[str, Any]] = []
     layout: Layout = "dict"
     size = 0
@@ -449,8 +449,8 @@ def _chunks(rows: Iterable[Any]) -> Iterator[tuple[Layout, list[dict[str, Any]]]
         if held and (not same or size >= SOME_BYTES or len(held) == SOME_ROWS):
             yield layout, held
             held, size = [], 0
-        for name, given in found.items():
-            value = _plain(given, name, number)
+        for name, column_values in found.items():
+            value = _plain(column_values, name, number)
             if isinstance(value, np.ndarray):
                 value = np.array(value)
             found[name] = value

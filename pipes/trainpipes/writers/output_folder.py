@@ -3,8 +3,8 @@
 part-00000.parquet      a whole file; a task may make several, whose names begin alike
 _manifest.json          of each file its rows, bytes and CRC-32; appears last
 _unfinished/            until then:
-    about.json              what is being written
-    *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
+    about.json              description of the job
+    *.done.json             of each whole file: rows, bytes, CRC-32, and where the next file begins
     *.part                  files in work
     lock                    who writes
 """
@@ -49,7 +49,7 @@ from trainpipes.state.format import check_identity, first_difference, said, take
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
 SIDECAR = ".done.json"
-#: What is in the folder of what is not finished where nothing is whole.
+#: Files in the folder of unfinished files where nothing is whole.
 KEPT = {"about.json", LOCK_NAME}
 #: Bytes that are read from a file at once.
 BLOCK_BYTES = 4 << 20
@@ -79,7 +79,7 @@ class FileInfo:
 
 
 class Task(Protocol):
-    """What makes one file: all that an ``OutputFolder`` needs to know of it."""
+    """What makes a file: all that an ``OutputFolder`` needs to know of it."""
 
     @property
     def name(self) -> str: ...
@@ -99,7 +99,7 @@ class Manifest:
         bytes: of all files.
         columns: names and types.
         kept: number of files that were there already.
-        entries: what is known of each file.
+        entries: facts about each file.
         notes: of the writer.
     """
 
@@ -117,7 +117,7 @@ class Manifest:
         """Compare all files with the manifest's checksums: 1 to 3 GB/s.
 
         Raises:
-            DataChangedError: one has changed since it was written.
+            DataChangedError: a file has changed since it was written.
         """
         place = self._place or place_at(self.folder, "verify")
         _check_there(place, self.entries)
@@ -130,8 +130,8 @@ class Manifest:
 
 
 class OutputFolder:
-    """A folder that one job writes to. Entered, it is locked and knows what is there. No later run goes on
-    where the "pipeline" of ``about`` is None.
+    """A folder that a single job writes to. Entered, it is locked and knows its files. No later run goes
+    on where the "pipeline" of ``about`` is None.
     """
 
     def __init__(self, place: Place, about: Mapping[str, Any], *, overwrite: bool = False) -> None:
@@ -141,7 +141,7 @@ class OutputFolder:
         self.about = json.loads(json.dumps(about))
         self._lock = place.lock()
         self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
-        #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
+        #: Rows of a pipeline can be distinguished from others, and their unfinished files are continued.
         self._goes_on = self.about.get("pipeline", "") is not None
         #: Whether the manifest may be there: set before it is written, and then nothing that it names goes.
         self._ends = False
@@ -233,10 +233,10 @@ class OutputFolder:
     def _open(self) -> None:
         names, work = self.place.sizes(), self.place.sizes(WORK)
         if self._is_finished(names):
-            self._clean_up()  # another one has finished it, or was killed thereafter
+            self._clean_up()  # another run has finished it, or was killed thereafter
             return
         begun = "about.json" in work
-        if MANIFEST in names:  # what is there is a writer's, also without the manifest
+        if MANIFEST in names:  # the files are a writer's, also without the manifest
             write_json(self.place, ABOUT, {})
             self.place.remove(MANIFEST)
         elif not begun and any(name != WORK and not name.startswith(".") for name in names):
@@ -283,7 +283,7 @@ class OutputFolder:
             self.place.remove(ABOUT)
 
     def _clear(self) -> None:
-        """Remove what is not finished, but what says that files here are a writer's: later, or never."""
+        """Remove unfinished files, but those that mark files here as a writer's: later, or never."""
         work = self.place.sizes(WORK)
         self.place.remove(
             *(f"{WORK}/{name}" for name, size in work.items() if size >= 0 and name not in KEPT)
@@ -301,20 +301,20 @@ class OutputFolder:
 
     def _check_same(self, before: Mapping[str, Any]) -> None:
         root, mine = self.place.root, self.about
-        difference, what = first_difference(before.get("options"), mine.get("options")), ""
+        difference, detail = first_difference(before.get("options"), mine.get("options")), ""
         if difference is not None:
-            what = f"files that {self.caller}() wrote with {difference[0]}: {said(difference[1])}, now "
-            what += said(difference[2])
+            detail = f"files that {self.caller}() wrote with {difference[0]}: {said(difference[1])}, now "
+            detail += said(difference[2])
         old, new = (about.get("pipeline") or {"stages": []} for about in (before, mine))
         same_files = copy.deepcopy(old)
-        take_over(same_files, new)  # what they hold is looked at below
+        take_over(same_files, new)  # their content is checked below
         try:
             check_identity(json.dumps(same_files), json.dumps(new))
         except StateError as error:
-            what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
-        if what:
+            detail = detail or f"the rows of another pipeline, {str(error).split('; ')[0]}"
+        if detail:
             raise ConfigError(
-                f"{root} holds {what}; write the same pipeline with the same options, give another folder, "
+                f"{root} holds {detail}; write the same pipeline with the same options, give another folder, "
                 "or overwrite=True",
                 path=root,
             )
@@ -346,7 +346,7 @@ def run(
     """
     if folder.finished is not None:
         return folder.finished
-    kept, place = len(folder.files), folder.place
+    already, place = len(folder.files), folder.place
     with Progress(f"{job} {place.root.rpartition('/')[2]}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
         here = isinstance(executor, Threads)  # others tell of rows when their file is whole
@@ -361,7 +361,7 @@ def run(
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return folder.finish(notes or {}, kept)
+    return folder.finish(notes or {}, already)
 
 
 def make_file(

@@ -30,7 +30,7 @@ _Part: TypeAlias = tuple[int, int] | int
 
 
 class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be there
-    """The rows of one epoch of a pipeline, as Ray Data asks for them."""
+    """The rows of an epoch of a pipeline, as Ray Data asks for them."""
 
     def __init__(self, rows: EpochRows, epoch: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Writes the rows of one epoch to files in a folder, which may not hold the files that are read."""
+"""Writes the rows of an epoch to files in a folder, which may not hold the files that are read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def refuse_own_input(
 def _known_as(
     target: str, base: str, folders: Collection[str], real: Callable[[str], str]
 ) -> Iterator[str]:
-    """What a folder is called below another one, where any folder on the way to files may be a link."""
+    """What a folder is called below another folder, where any folder on the way to files may be a link."""
     above = {base}
     for folder in folders:
         while folder not in above and folder.startswith(f"{base}/"):
@@ -127,13 +127,13 @@ def _known_as(
             yield f"{folder}{target[len(its) :]}"
 
 
-def _may_be_same(own: Any, system: Any) -> bool:
-    while isinstance(own, CachingFileSystem):
-        own = own.fs
-    if type(own) is not type(system):
+def _may_be_same(this_system: Any, system: Any) -> bool:
+    while isinstance(this_system, CachingFileSystem):
+        this_system = this_system.fs
+    if type(this_system) is not type(system):
         return False
     # What is not named may be set in the environment.
-    both = zip(_servers(own), _servers(system), strict=True)
+    both = zip(_servers(this_system), _servers(system), strict=True)
     return all(old == new for old, new in both if old and new)
 
 
@@ -144,7 +144,7 @@ def _servers(system: Any) -> list[Any]:
 
 
 class FileWriter(Protocol):
-    """Writes one file of a ``Format``, group by group; ``write`` and ``prepare`` open one for each file."""
+    """Writes a file of a ``Format``, group by group; ``write`` and ``prepare`` open one for each file."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -222,7 +222,9 @@ class Output:
     def open(
         self, form: Format, plan: Plan | None, workers: Executor, **about: Any
     ) -> OutputFolder:
-        """The folder, to be entered; ``plan`` is of the pipeline whose rows are written, if it is one."""
+        """The folder, to be entered; ``plan`` is of the pipeline whose rows are written, if there is a
+        pipeline.
+        """
         place = place_at(self.folder, form.caller, self.storage_options, self.retry)
         options = {"format": form.caller.removeprefix("write_"), **form.options}
         options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
@@ -294,7 +296,7 @@ def _write_in_turn(
         lengths = np.diff(out.edges(total)).tolist()
 
     def tasks() -> Iterator[FileTask]:
-        """Each is done before the next one is asked for."""
+        """Each is done before the next is asked for."""
         start, at, cursor = 0, -1, None
         for number, length in enumerate(lengths):
             name = form.name_of(number)

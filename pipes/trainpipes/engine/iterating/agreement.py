@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from trainpipes.errors import MissingFilesError, TopologyError
 from trainpipes.order.layout import Topology
 
-#: Of one integer of each rank the least, or with True the sum.
+#: Of an integer of each rank the least, or with True the sum.
 Agreement = Callable[[int, bool], int]
 
 #: How long to wait for a rank whose batches take long.

@@ -1,4 +1,4 @@
-"""What one worker of one rank gets of a pass: its items in order, and the state after each."""
+"""What a worker of a rank gets of a pass: its items in order, and the state after each."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RunOptions:
     """How items are made; they are the same with any of these.
 
     Args:
-        threads: that work ahead; None for one per core, without user functions.
+        threads: that work ahead; None for a thread per core, without user functions.
         workers: of a ``Loader``, which call functions.
         unroll: gives the items of a run.
         places: whether stages place batches on a device.
-        step: batches of all ranks that are a step, with a whole one of which a pass ends; 0 for one of each
-            rank.
+        step: batches of all ranks that are a step, with a whole one of which a pass ends; 0 for a batch of
+            each rank.
     """
 
     threads: int | None = 0
@@ -54,7 +54,7 @@ class ConsumerPosition(NamedTuple):
 
     Args:
         m: batches of the pass that all ranks together have taken.
-        upcoming: number of the next batch; at the end, of the first missing one.
+        upcoming: number of the next batch; at the end, of the first missing batch.
         over: whether the pass is over.
         moved: JSON cursors of the shards that moved since the item before; first all.
     """
@@ -66,12 +66,12 @@ class ConsumerPosition(NamedTuple):
 
 
 class Consumer:
-    """What one worker of one rank gets of a pass from a position on.
+    """What a worker of a rank gets of a pass from a position on.
 
     Args:
         origin: the batch from which workers took turns; the position's by default.
         between_items: held while a state is taken.
-        after: the number of the pass that follows one.
+        after: the number of the pass that follows a pass.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Consumer:
         self._num_shards = plan.chain.num_shards
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, self.origin)
-        #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
+        #: Whether it ends at the first missing batch, with all ranks; else it gives the rest.
         may_end_together = plan.counts.ends_unevenly and not plan.chain.uneven
         self.ends_together = may_end_together and (options.step > 0 or topology.world_size > 1)
         #: Batches of a step of all ranks; a pass has whole ones, from its origin on.
@@ -158,7 +158,7 @@ class Consumer:
                 self.m = m
                 return item
         self._over = True
-        if not self.ends_together:  # else it may be asked what is left
+        if not self.ends_together:  # else it may be asked for the rest
             self.close()
             if self.m is None and self.position.m == 0:
                 warn_if_all_empty(self.plan, self.topology, self.step)
@@ -192,14 +192,16 @@ class Consumer:
 
     def _items_before(self, m: int) -> int:
         """How many items an epoch has before batch ``m``; those of other consumers are passed over."""
-        if self.ends_together:  # where the first one is missing
+        if self.ends_together:  # where the first item is missing
             return m
         assert isinstance(self._items, SharedItems)
         self._items.pass_to(m)
         return self._items.count
 
     def _skip(self, items: ShardItems | SharedItems) -> None:
-        """Pass over the items that ``skip`` leaves out; steps are counted from the first one that is left."""
+        """Pass over the items that ``skip`` leaves out; steps are counted from the first item that is
+        left.
+        """
         if isinstance(items, SharedItems) and not self.ends_together:
             items.pass_items(self._least)
             self.origin = items.at
@@ -370,7 +372,7 @@ class Consumer:
         self.close()
 
     def finish(self) -> None:
-        """Say once what stages counted in it."""
+        """Report once the counts of its stages."""
         if not self.ended and self._counted is not None and not self.plan.quiet:
             say_counts(self.plan, self.topology, self.position, self._counted)
             say_left_out(self.plan, self.topology, self.pass_number, self.origin, self.step)

@@ -1,4 +1,4 @@
-"""Which pass is next, agreed by all processes that iterate one pipeline.
+"""Which pass is next, agreed by all processes that iterate a pipeline.
 
 A plain ``DataLoader`` starts workers and calls nothing in the parent, so the parent cannot count
 passes. All copies of a pipeline share these numbers, in shared memory from the first fork or spawn
@@ -8,7 +8,7 @@ on, and the first worker of a pass claims it for all:
     loads       how many states were loaded
     loaded      the load that the next pass starts from: 0 for none, else ``2 * loads + within``
                 (``within``: 1 for a state from within an epoch)
-    named       -1, or what ``set_epoch`` was given for the next pass
+    named       -1, or the epoch that ``set_epoch`` named for the next pass
     offset      a number given to ``set_epoch`` plus this is the pass's number
     elsewhere   1 if workers or a ``Loader`` began the last pass, else 0
     claims      how many passes workers claimed; the last 64 of them are kept
@@ -31,7 +31,7 @@ from typing import Any, ClassVar, TypeAlias
 from trainpipes._internal.locks import ForkLock, Living
 from trainpipes.errors import ConfigError
 
-#: What all workers of one pass have in common, and no others: the base seed, the number of the first process,
+#: What all workers of a pass have in common, and no others: the base seed, the number of the first process,
 #: and how often each was iterated.
 Shared: TypeAlias = tuple[int, int, int]
 
@@ -119,7 +119,7 @@ class EpochCounter:
 
     Args:
         upcoming: the next pass's number.
-        fixed: the number of every pass that starts from no load; None where one follows the other.
+        fixed: the number of every pass that starts from no load; None where passes follow each other.
     """
 
     def __init__(self, upcoming: int = 0, fixed: int | None = None) -> None:
@@ -159,7 +159,7 @@ class EpochCounter:
             return int(now.loaded)
 
     def next_pass(self) -> tuple[int, int]:
-        """Number and load of what ``claim`` would give."""
+        """Number and load that ``claim`` would give."""
         with self._lock:
             return int(self.now.upcoming), int(self.now.loaded)
 
@@ -187,7 +187,7 @@ class EpochCounter:
             return self._claim()
 
     def begin_in_loader(self, number: int, load: int) -> None:
-        """A ``Loader`` begins a pass, from ``load`` if that is one of this pipeline's."""
+        """A ``Loader`` begins a pass, from ``load`` if that is of this pipeline."""
         with self._lock:
             now = self.now
             if now.loaded in (0, load):
@@ -208,7 +208,7 @@ class EpochCounter:
                 now.upcoming, now.offset = number, 0
                 named = now.named
                 self._claim()
-                now.named = named  # torchdata may drop this pass and begin the one after it
+                now.named = named  # torchdata may drop this pass and begin the next
 
     def go_on(self, number: int, shared: Shared | None) -> None:
         """A pass had nothing left: in all its workers it is ``number`` now."""

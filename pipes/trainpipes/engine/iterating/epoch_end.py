@@ -1,4 +1,4 @@
-"""What is said at an epoch's end: that it gave nothing, what its ranks leave out, and what stages counted."""
+"""Messages at an epoch's end: that it gave nothing, batches that its ranks leave out, counts of stages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainpipes.state.format import Position
 
 log = logging.getLogger("trainpipes")
 
-#: Batches that a rank makes to count what it leaves out, and what it says instead of more of them.
+#: Batches that a rank makes to count those it leaves out, and the text in place of more of them.
 MOST_COUNTED = 256
 MANY = 1 << 40
 
 
 def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence[Numbers]) -> None:
-    """Log what stages counted in a pass, or warn of it."""
+    """Log the counts of stages in a pass, or warn of them."""
     rank = f", rank {consumer.rank}" if consumer.world_size > 1 else ""
     worker = f", worker {consumer.worker}" if consumer.num_workers > 1 else ""
     since = f" from batch {start.m} on" if start.m else ""
@@ -82,7 +82,7 @@ def warn_if_all_empty(plan: Plan, topology: Topology, step: int) -> None:
     world, workers = topology.world_size, topology.num_workers
     if plan.quiet or (plan.chain.uneven and world > 1):
         return
-    if plan.counts.known:  # one says it for all
+    if plan.counts.known:  # a single rank says it for all
         if topology.rank or topology.worker or plan.counts.end(step):
             return
     elif workers > 1:

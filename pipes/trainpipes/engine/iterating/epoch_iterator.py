@@ -62,7 +62,7 @@ class IteratorLock:
 class EpochIterator:
     """One pass over a pipeline, in a training process or in a DataLoader's worker.
 
-    It starts at the first ``next`` or ``state_dict``. Use it from one thread at a time.
+    It starts at the first ``next`` or ``state_dict``. Use it from a single thread at a time.
     """
 
     def __init__(self, iteration: IterationState, options: RunOptions) -> None:
@@ -76,11 +76,11 @@ class EpochIterator:
         self._is_claimed = False  # whether the pass is
         self._start = Position(0, 0, 1)  # where it was to start
         self._goes_on = True  # to the next pass, where a state says to start and nothing is left
-        #: What gives its items; the same once the first one was given.
+        #: What gives its items; the same once the first item was given.
         self._items: Iterator[Any] = iter(())
         self._rest: Iterator[Any] | None = None
         self._info = get_worker_info()
-        self._shared: Shared | None = None  # what the workers of a pass have in common
+        self._shared: Shared | None = None  # state that the workers of a pass share
         if self._info is not None and iteration.plan.growing:
             alike = "list_files(refresh) must be left out", "the files of an epoch"
             if not iteration.plan.grows:
@@ -238,7 +238,7 @@ class EpochIterator:
         return item
 
     def _begin(self, claims: bool = False) -> Consumer:
-        """The pass at hand, which is opened once: what can't be opened is not claimed."""
+        """The pass at hand, which is opened once: a pass that can't be opened is not claimed."""
         current, iteration, own = self._current, self._iteration, self._own
         if current is not None and self._is_claimed:
             return current

@@ -25,7 +25,7 @@ MOST_EPOCHS = 1 << 40
 
 
 class IterationState:
-    """Where one pipeline object, or one ``Loader``, stands.
+    """Where a pipeline object, or a ``Loader``, stands.
 
     Args:
         make_plan: of the files of an epoch, if they are given; of those that stand there now by default.
@@ -53,7 +53,7 @@ class IterationState:
         self.begun: Living[Consumer] = Living()
         #: What gives the items of passes.
         self.iterators: Living[Iterator[Any]] = Living()
-        #: Those of loaders that were made of this one.
+        #: States of loaders that were made of this pipeline.
         self.derived: Living[IterationState] = Living()
         #: Threads and workers of the loader that it is of, as ``profile`` says them.
         self.how: dict[str, int | None] = {"threads": 0, "workers": 0}
@@ -65,7 +65,7 @@ class IterationState:
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
         self.iterated = 0
-        #: Whether the current pass is the first one, which may be a look at one item.
+        #: Whether the current pass is the first, which may be a look at a single item.
         self._may_look = True
         self._source = source
         self._from_source = 0  # the source's load that this starts from, or 0
@@ -81,7 +81,7 @@ class IterationState:
                 self._expect(source.pending[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what is of this process.
+        # Without fields of this process.
         of_process = dict.fromkeys(("_plan", "last", "begun", "iterators", "derived"))
         return {**vars(self), **of_process}
 
@@ -241,7 +241,7 @@ class IterationState:
         return position
 
     def _warn_of_rest(self) -> None:
-        """Warn once where a loop ended before its epoch did, unless it looked at one item only."""
+        """Warn once where a loop ended before its epoch did, unless it looked at a single item only."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
         starts_elsewhere = now.loaded or now.named >= 0 or self.passes.fixed is not None
         if last is None or starts_elsewhere or chain.endless:
@@ -275,7 +275,7 @@ class IterationState:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the next pass continues the last one: an endless pipeline's does."""
+        """Whether the next pass continues the last: that of an endless pipeline does."""
         return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
 
     def start(self, number: int, load: int) -> Position:
@@ -296,7 +296,7 @@ class IterationState:
         return Position(number, 0, self.plan.chain.num_shards, reweighed=own)
 
     def reweighed(self) -> Reweighed:
-        """The weights of a mix that have been changed for the pass at hand, or else for the next one."""
+        """The weights of a mix that have been changed for the pass at hand, or else for the next."""
         if self.last is not None and not self.last.ended:
             return self._reweighed[1]
         return self.upcoming().reweighed
@@ -316,7 +316,7 @@ class IterationState:
             self.pending = self.pending[0], position
 
     def loaded(self, position: Position) -> Position:
-        """A copy of a loaded position: stages may change what they are opened with."""
+        """A copy of a loaded position: stages may change their cursors."""
         return deepcopy(position)
 
     def start_of_epoch_at_hand(self) -> Position:

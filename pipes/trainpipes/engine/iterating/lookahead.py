@@ -1,4 +1,4 @@
-"""Items taken before they are asked for: to copy them to a device, to know the last one, and to
+"""Items taken before they are asked for: to copy them to a device, to know the last item, and to
 agree with other ranks on the end.
 
 Where shards end at unknown steps, each rank looks 2 to 16 steps ahead, and all agree, by one
@@ -25,7 +25,7 @@ from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED, say_uneven
 from trainpipes.errors import TopologyError
 from trainpipes.interfaces.stage_kinds import DeviceStage
 
-#: Most items that are held for ranks to agree on; the number grows by one an item.
+#: Most items that are held for ranks to agree on; the number grows by 1 an item.
 AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1
 
@@ -49,7 +49,7 @@ class _Taken:
 
 
 class Lookahead(Iterator[Any]):
-    """The items of one consumer, some taken before they are asked for. It is used only where a device
+    """The items of a consumer, some taken before they are asked for. It is used only where a device
     stage copies ahead, where ranks must agree on an epoch's end, or once somebody asks whether an item
     is the last. The state is that of the items given.
 
@@ -60,7 +60,7 @@ class Lookahead(Iterator[Any]):
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._stages = consumer.stages
-        #: Items begun ahead of the one given.
+        #: Items begun ahead of the item given last.
         self._depth = max((stage.ahead for stage in self._stages), default=0)
         self._taken: deque[_Taken] = deque()
         self._agrees = consumer.ends_together
@@ -104,7 +104,7 @@ class Lookahead(Iterator[Any]):
         if self._agrees:
             self._agree()
         else:
-            # The first one does not wait for all.
+            # The first item does not wait for all.
             self._take(min(len(self._taken) + 2, self._depth + 1))
         for coming in islice(self._taken, self._depth + 1 if self._depth else 0):
             if coming.give is None and coming.error is None:
@@ -132,7 +132,7 @@ class Lookahead(Iterator[Any]):
             self._taken.append(_Taken(item, error, self._consumer.made_up_to()))
 
     def _agree(self) -> None:
-        """Take what comes next, and agree where that is due."""
+        """Take the next item, and agree where that is due."""
         if self._ends:
             return
         needed = self._to_come

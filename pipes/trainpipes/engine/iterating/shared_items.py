@@ -9,13 +9,13 @@ from trainpipes.engine.shards.shard_items import ShardItems
 
 
 class SharedItems:
-    """The items of one consumer that passes over the batches of others: where ranks and workers do not
+    """The items of a consumer that passes over the batches of others: where ranks and workers do not
     divide the shards, or items of all shards are counted. A state has each shard's position after the
     same step on all of them.
 
     Args:
         first: the first batch of its shards, its own or not.
-        step: from one batch of these shards to the next.
+        step: the distance of batches of these shards.
         ended: shards that have no more batches.
         moved: gets the shards whose position has moved.
         count: batches before ``first`` that there were.

@@ -1,4 +1,4 @@
-"""Sorts the stages of a pipeline into a ``Chain``, or says why they do not make one."""
+"""Sorts the stages of a pipeline into a ``Chain``, or says why they cannot be one."""
 
 from __future__ import annotations
 
@@ -138,10 +138,10 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
 
 
 def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
-    made = kinds.first_of(chain.after, kinds.PackingStage | kinds.BatchingStage)
-    if chain.shuffle is not None or chain.mixes or made is not None:
+    grouping = kinds.first_of(chain.after, kinds.PackingStage | kinds.BatchingStage)
+    if chain.shuffle is not None or chain.mixes or grouping is not None:
         if stage.order is not None:
-            below = chain.shuffle or made or chain.opener
+            below = chain.shuffle or grouping or chain.opener
             raise ConfigError(
                 f"{stage} reads rows by number, and {below} has ordered or made them already: use "
                 "shuffle(buffer_size=...) here, or leave one out"
@@ -216,7 +216,7 @@ def _least(found: int | None, stop: int) -> int:
 
 
 def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
-    """The chain where rows are read by number: what stood below the sampler follows it."""
+    """The chain where rows are read by number: stages below the sampler follow it."""
     opener = chain.opener
     if not opener.traits.random_access:
         raise ConfigError(

@@ -18,7 +18,7 @@ LARGEST_EPOCH = 6 * 10**18 + 23
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The stages of a pipeline, sorted by what they are to its plan.
+    """The stages of a pipeline, sorted by their parts in the plan.
 
     Attributes:
         stages: all of them.
@@ -145,7 +145,7 @@ class Chain:
         return replace(self, stages=stages, before=before, after=after)
 
     def bound(self, inputs: Any) -> Chain:
-        """This chain, with copies of the stages that look at what the pipeline reads."""
+        """This chain, with copies of the stages that look at the pipeline's inputs."""
         asking = {s for s in (*self.stages, *self.steps) if s.traits.asks_inputs}
         copies = {stage: stage._bound(inputs) for stage in asking}
 

@@ -116,7 +116,7 @@ class ColumnTypes:
 
         Args:
             caller: who needs columns, for messages.
-            cure: what to do where types are not found.
+            cure: the way out where types are not found.
             made_of: makes Python rows of those after the stages.
             typed: columns whose types are known from elsewhere.
             whole: the mix that the pipeline is part of, for messages.
@@ -190,8 +190,8 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 def _no_type(schema: pa.Schema, rows: int, caller: str, cure: str) -> SchemaError:
     names = [field.name for field in schema if is_open(field.type)]
-    what = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {names} hold"
-    said = f"{what} nothing but None or empty lists" if names else "there is no row"
+    subject = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {names} hold"
+    said = f"{subject} nothing but None or empty lists" if names else "there is no row"
     text = written(schema).replace("pa.null()", "...")
     return SchemaError(
         f"{caller} needs the types of columns, and in the first {rows:,} rows {said}: {cure.format(text)}",
@@ -219,7 +219,7 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
 
 
 def _on_rows(stages: Sequence[Stage]) -> list[Stage]:
-    """Without what is on batches: functions on batches are not called for rows."""
+    """Without stages on batches: functions on batches are not called for rows."""
     stages = kinds.without(stages, kinds.BalanceStage)
     batch = kinds.first_of(stages, kinds.BatchingStage)
     cut = len(stages) if batch is None else stages.index(batch)
@@ -301,7 +301,7 @@ def _bytes_of(value: Any) -> int:
 
 
 class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
-    """Turns rows that are dicts into Arrow columns of one schema, given or found once. Called by any thread.
+    """Turns rows that are dicts into Arrow columns of a schema, given or found once. Called by any thread.
 
     Args:
         caller: the stage that needs columns, for messages.
@@ -340,10 +340,10 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
 
     def _find(self) -> pa.Schema | None:
         inputs: Inputs = self._inputs
-        steps, kept = inputs.chain.steps, inputs.chain.cached or 0
+        steps, cached_steps = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
         find = partial(ColumnTypes(inputs).find, below, self.caller, ragged=self.ragged)
-        cached = inputs.cached_blocks if len(below) < kept else None
+        cached = inputs.cached_blocks if len(below) < cached_steps else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
         except UnfitRows:
@@ -367,8 +367,8 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         return run.with_block(run.block.with_data(table))
 
     def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
-        given = self.schema is not None
-        which = "of the schema given" if given else "with the types of the first rows"
+        has_schema = self.schema is not None
+        which = "of the schema given" if has_schema else "with the types of the first rows"
         cure = "give all rows the same columns with map()"
         if self.ragged is not None:
             cure += "; if lengths may differ, pass ragged=[...]"
@@ -405,21 +405,21 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         makes, schema = traits.gives == "objects" or not ours, stage.options.get("schema")
         if isinstance(stage, kinds.CombiningSource):
             makes = all(map(gives_objects, stage.chains))
-        given = makes and isinstance(schema, pa.Schema)
-        if given and batched:
+        has_schema = makes and isinstance(schema, pa.Schema)
+        if has_schema and batched:
             raise ConfigError(
                 f"{stage} comes after batch(), and schema= is for rows: put the stage before "
                 "batch(), or leave schema out"
             )
-        if given:
+        if has_schema:
             found.append(AsColumns(str(stage), schema, key=str(number)))
             number += 1
         if makes or needs_columns:
-            objects = makes and not given
+            objects = makes and not has_schema
     return found, objects
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
     """Whether a stage that collates gets batches that were made elsewhere."""
-    made = first.traits.makes_batches or first.traits.read_once
-    return isinstance(stage, kinds.FinishingStage) and (not batched or made)
+    batched_below = first.traits.makes_batches or first.traits.read_once
+    return isinstance(stage, kinds.FinishingStage) and (not batched or batched_below)

@@ -108,9 +108,10 @@ class Counts:
     def _grouped(self, batches: int) -> int:
         """How many lists of batches the shards make, each of its own batches."""
         for stage in self.chain.groups:
-            own, more = divmod(batches, self.num_shards)  # so many shards have one more
+            per_shard, more = divmod(batches, self.num_shards)  # so many shards have a batch more
             each = [
-                count_batches(n, stage.batch_size or 1, stage.drop_last) for n in (own, own + 1)
+                count_batches(n, stage.batch_size or 1, stage.drop_last)
+                for n in (per_shard, per_shard + 1)
             ]
             batches = each[0] * (self.num_shards - more) + each[1] * more
         return batches
@@ -132,7 +133,7 @@ class Counts:
 
     @cached_property
     def by_epoch(self) -> bool:
-        """Whether a pass has several epochs, batched one by one."""
+        """Whether a pass has several epochs, each batched by itself."""
         chain = self.chain
         return chain.repeat is not None and not chain.rolling and self.known
 
@@ -150,7 +151,7 @@ class Counts:
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
-        """An epoch whose batches can be numbered; its first batch, and the one after its last."""
+        """An epoch whose batches can be numbered; its first batch, and the end."""
         sizes = self.layouts.sizes
         if sizes is None:
             return first_epoch, 0, self.batches_in_epoch
@@ -159,7 +160,7 @@ class Counts:
     @cached_property
     def _changed_batches(self) -> int:
         layout, sizes = self.layouts.changed, self.layouts.sizes
-        if isinstance(layout, StreamLayout) and sizes is not None:  # as one span of rows
+        if isinstance(layout, StreamLayout) and sizes is not None:  # as a single span of rows
             (_, size), *later = sizes.sizes
             layout = Layout(self._epoch_rows, size, 1, 1, changes=tuple(later))
         assert isinstance(layout, Layout)
@@ -196,14 +197,14 @@ class Counts:
         return Slot(epoch, number, number % spans, number // spans)
 
     def chunks(self, slot: Slot) -> tuple[int, int | None]:
-        """First of a slot's batches that an epoch delivers, and the one after its last."""
+        """First of a slot's batches that an epoch delivers, and the end."""
         chain, sizes, epoch = self.chain, self.layouts.sizes, slot.epoch
         if self.limits_items:
             return 0, None
         skipped = slots_before(chain.skip_batches, slot.number, self.num_shards)
         stop = chain.stop_batches
         if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:
-            # Spans do not end together: what some have left belongs to no batch.
+            # Spans do not end together: leftover rows of some belong to no batch.
             count = self._changed_batches
             stop = count if stop is None else min(stop, count)
         if stop is None:

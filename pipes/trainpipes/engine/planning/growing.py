@@ -45,7 +45,7 @@ def refuse_repeat(stages: Sequence[Stage]) -> None:
 
 
 def of_files(stages: Sequence[Stage], files: Sequence[Sequence[str] | None]) -> list[Stage]:
-    """The stages, with the files of an epoch in place of what stands there now; None leaves that."""
+    """The stages, with the files of an epoch in place of the present files; None leaves that."""
     return _given(stages, iter(files))
 
 
@@ -93,7 +93,7 @@ def _lists(inputs: Inputs) -> Iterator[Any]:
 def of_run(files: Sequence[Sequence[str]], stages: Sequence[Stage]) -> list[Sequence[str] | None]:
     """What all epochs of a run have of these; None for what each epoch lists."""
     sources = kept_in_states(stages)
-    return [None if s.traits.grows else own for s, own in zip(sources, files, strict=True)]
+    return [None if s.traits.grows else names for s, names in zip(sources, files, strict=True)]
 
 
 def files_of(text: Any, count: int) -> list[list[str]]:
@@ -102,7 +102,9 @@ def files_of(text: Any, count: int) -> list[list[str]]:
         unpack = zlib.decompressobj()
         found = json.loads(unpack.decompress(b64decode(text, validate=True), MOST_NAMES))
         good = unpack.eof and all(isinstance(names, list) for names in found)
-        good &= all(isinstance(name, str) and "/" in name for one in found for name in one)
+        good &= all(
+            isinstance(name, str) and "/" in name for source_names in found for name in source_names
+        )
     except (ValueError, TypeError, zlib.error):
         good = False
     if not good:

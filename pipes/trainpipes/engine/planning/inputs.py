@@ -42,7 +42,7 @@ searching = ForkLock()
 
 
 class Schemas:
-    """The schemas of rows that are Python objects, one for each place where rows become columns.
+    """The schemas of rows that are Python objects, a schema for each place where rows become columns.
     Any thread may ask.
     """
 
@@ -78,12 +78,12 @@ class Schemas:
             self._tell(name, part)
 
     def _tell(self, name: str, part: Schemas) -> None:
-        own = {
+        schemas = {
             k.removeprefix(f"{name}/"): v
             for k, v in self._found.items()
             if k.startswith(f"{name}/")
         }
-        part.adopt(own)
+        part.adopt(schemas)
 
 
 class BlockTable:
@@ -145,7 +145,7 @@ class Inputs:
         schemas: Schemas | None = None,
         name: str | None = None,
     ) -> None:
-        #: Of a source of a mix, or of one within another: "outer/inner".
+        #: Of a source of a mix, or of a mix within another: "outer/inner".
         self.name = name
         self.schemas = schemas or Schemas()
         self._source = source
@@ -159,7 +159,7 @@ class Inputs:
 
     @cached_property
     def chain(self) -> Chain:
-        """Without what the source has carried out, which is opened then."""
+        """Without the stages that the source has carried out, which is opened then."""
         chain, pushes = self._arranged, self._pushes
         if pushes and isinstance(self.source, RowSource) and self.source.is_filtered:
             chain = chain.without(PushedStage)
@@ -239,7 +239,7 @@ class Inputs:
         return max(0, stop - chain.skip_rows)
 
     def file_name(self, file: int, sources: Sequence[str] = ()) -> str:
-        """The name of one of the source's files, or of a source below it; nothing where it has none."""
+        """The name of a file of the source, or of a source below it; nothing where it has none."""
         if sources:
             below = self.mixed or {str(n): part for n, part in enumerate(self.parts)}
             return below[sources[0]].file_name(file, sources[1:]) if sources[0] in below else ""
@@ -253,24 +253,24 @@ class Inputs:
 
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowMixture):
-            inputs, own = self._mixed_row(self.source, row)
-            return inputs.place_of(own)
+            inputs, row_there = self._mixed_row(self.source, row)
+            return inputs.place_of(row_there)
         if isinstance(self.source, RowSource):
             return self._named(self.source.place(*self.blocks.where(row)))
         return self._named(Place(row=row))
 
     def places_of(self, row: int) -> list[Place]:
-        """Where all that a row is made of stands: one place, or several for zipped rows."""
+        """Where all that a row is made of stands: a place, or several for zipped rows."""
         if isinstance(self.source, RowMixture):
-            inputs, own = self._mixed_row(self.source, row)
-            return inputs.places_of(own)
+            inputs, row_there = self._mixed_row(self.source, row)
+            return inputs.places_of(row_there)
         if isinstance(self.source, RowSource):
             return [*map(self._named, self.source.places(*self.blocks.where(row)))]
         return [self._named(Place(row=row))]
 
     def _mixed_row(self, mixture: RowMixture, row: int) -> tuple[Inputs, int]:
-        path, own = mixture.where(row)
-        return reduce(lambda inputs, name: inputs.mixed[name], path, self), own
+        path, row_there = mixture.where(row)
+        return reduce(lambda inputs, name: inputs.mixed[name], path, self), row_there
 
     def _named(self, place: Place) -> Place:
         if self.name is None:

@@ -59,7 +59,7 @@ class Layouts:
         chain, source = self.chain, self.inputs.source
         size, shards, buffer = chain.batch_size, chain.num_shards, chain.buffer
         if isinstance(source, RowStream):
-            # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
+            # Unshuffled, a window is the part that is read at a time, and no stream is read far ahead.
             rows = size if buffer is None else buffer
             if buffer is None and any(map(cuts_by_length, chain.after)):
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these
@@ -75,7 +75,7 @@ class Layouts:
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     def of(self, epoch: int) -> Layout | StreamLayout:
-        """The layout of one epoch; where the batch size was changed, it differs from ``usual``."""
+        """The layout of an epoch; where the batch size was changed, it differs from ``usual``."""
         changed = self.sizes and self.whole and (epoch == self.sizes.epoch or self.chain.rolling)
         return self.changed if changed else self.usual
 
@@ -132,7 +132,7 @@ class Layouts:
         return range(first + start, first + stop)
 
     def turn(self, key: WindowKey) -> float:
-        """The epoch, and what part of it is given before a window's first rows."""
+        """The epoch, and the share of it that is given before a window's first rows."""
         layout = self.of(key.epoch)
         assert isinstance(layout, Layout)
         start, stop = layout.span(key.span)

@@ -1,4 +1,4 @@
-"""Adapts a saved state to a pipeline that differs in what may change.
+"""Adapts a saved state to a pipeline that differs in options that may change.
 
 Batch size: each row comes at most once in the current epoch; from m on there is one new sequence,
 the same on any topology. Each span leaves over at most the epoch's first batch size and the largest
@@ -62,7 +62,7 @@ def position_of(state: Any, plan: Plan) -> Position:
     position.reweighed = reweighed
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
-        # Ranks that end at different steps count the last one as a whole.
+        # Ranks that end at different steps count the last step as a whole.
         if position.m > (most + plan.chain.num_shards - 1 if plan.chain.uneven else most):
             raise StateError(
                 f"batches: epoch {position.pass_number} of this pipeline has {most}, and the state was saved "
@@ -72,7 +72,7 @@ def position_of(state: Any, plan: Plan) -> Position:
 
 
 def _refusal(saved: Saved, plan: Plan) -> StateError | None:
-    """Why what differs first cannot change where a state stands, though it may elsewhere."""
+    """Why the first difference cannot change where a state stands, though it may elsewhere."""
     before, now = json.loads(saved.pipeline), json.loads(plan.identity)
     found = named_difference(before, now)
     change = None if found is None else _CHANGES.get(found[0])
@@ -263,13 +263,13 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 
 
 def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
-    """The batch sizes of a position's epoch, with the new one from there on."""
+    """The batch sizes of a position's epoch, with the new size from there on."""
     chain, m = plan.chain, position.m
     first, was, size = chain.first_epoch(position.pass_number), old.batch_size, chain.batch_size
     sizes = position.sizes or BatchSizes(first, 0, ((0, was),))
     counts = Counts(Layouts(plan.inputs, old, sizes))
     epoch = counts.epoch_of(m, first)
-    if epoch > sizes.epoch:  # where epochs follow each other in one pass
+    if epoch > sizes.epoch:  # where epochs follow each other in a pass
         sizes = BatchSizes(epoch, counts.epoch_start(epoch, first), ((0, was),))
     if m == sizes.start:
         return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None

@@ -39,10 +39,10 @@ def without_shares(cursor: dict[str, Any], shard: int) -> dict[str, Any]:
             )
         return {**cursor, "below": without_shares(cursor["below"], shard)}
     place = {key: value for key, value in cursor.items() if key != "ahead"}
-    if "sources" in place:  # one that had left may be back
+    if "sources" in place:  # a source that had left may be back
         place["sources"] = {
-            name: {key: value for key, value in own.items() if key != "gone"}
-            for name, own in place["sources"].items()
+            name: {key: value for key, value in source_cursor.items() if key != "gone"}
+            for name, source_cursor in place["sources"].items()
         }
     return place
 
@@ -52,7 +52,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
-        """A stage that gives one pipeline's rows the mixture's numbers, and its name where added."""
+        """A stage that gives a pipeline's rows the mixture's numbers, and its name where added."""
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
@@ -77,4 +77,4 @@ class MixingSource(CombiningSource, asks_inputs=True):
 
     @abstractmethod
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
-        """Make a state of another mix one of this."""
+        """Make a state of another mix a state of this."""

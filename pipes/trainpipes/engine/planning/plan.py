@@ -39,7 +39,7 @@ class Plan:
     Attributes:
         quiet: it is made to look at rows, not to train on.
         chain: the stages; where the batch size was changed in a pass, with that of the batches at hand.
-        layouts: with the batch size that the stages say, and what was changed.
+        layouts: with the batch size of the stages, and the changed one.
         new_weights: of a mix, from some batches of the pass on.
         workers: processes that call functions for a pass, if there are some.
     """
@@ -116,7 +116,7 @@ class Plan:
         return self._with(layouts=layouts, counts=Counts(layouts), **others)
 
     def _with(self, **others: Any) -> Plan:
-        """A copy that knows what this one has found out, but for a few things."""
+        """A copy that shares results of this plan, but for a few fields."""
         plan = copy(self)
         vars(plan).update(others)
         return plan
@@ -132,8 +132,8 @@ class Plan:
     @cached_property
     def tallies(self) -> list[Tally]:
         """What stages count, also those of the sources of a mix."""
-        own = [tally for stage in self.chain.stages for tally in stage._tallies()]
-        return own + [tally for part in self.mixed.values() for tally in part.tallies]
+        of_chain = [tally for stage in self.chain.stages for tally in stage._tallies()]
+        return of_chain + [tally for part in self.mixed.values() for tally in part.tallies]
 
     @cached_property
     def grows(self) -> bool:
@@ -149,11 +149,11 @@ class Plan:
         """How many folders and tables there are of which a state names files or version."""
         return len(kept_in_states(self.chain.stages))
 
-    def require_fixed(self, what: str) -> None:
+    def require_fixed(self, option: str) -> None:
         """Raise ConfigError for folders that grow, where files are listed once."""
         if self.grows:
             raise ConfigError(
-                f"list_files(refresh) must be left out with {what}, where files are listed once for all "
+                f"list_files(refresh) must be left out with {option}, where files are listed once for all "
                 "epochs, got refresh='epoch'; use trainpipes.Loader"
             )
 
@@ -164,7 +164,7 @@ class Plan:
         return versions(self.inputs) == versions(other.inputs)
 
     def settle(self, threads: int) -> None:
-        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+        """Prepare for calls by this many threads at once; 0 for only the thread that iterates."""
         for stage in self.chain.stages:
             if isinstance(stage, kinds.RunStage):
                 stage._settle(threads)

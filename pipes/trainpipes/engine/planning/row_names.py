@@ -86,7 +86,7 @@ class _Shifted(RowNames):
 
 
 def hash_keys(block: Block, names: Sequence[str], caller: Stage, salt: int = 0) -> HashArray:
-    """The hash of each row's values, uint64 ``[rows]``; another one for each ``salt``."""
+    """The hash of each row's values, uint64 ``[rows]``; another hash for each ``salt``."""
     hashes: list[HashArray] = []
     for name in names:
         values = cells(block, name, caller)
@@ -95,7 +95,7 @@ def hash_keys(block: Block, names: Sequence[str], caller: Stage, salt: int = 0) 
         with naming(name, caller, block.ids):
             hash_of = _hash_values if isinstance(values, list) else hash_column
             hashes.append(hash_of(values, np.uint64(salt)))
-    return reduce(lambda mixed, own: mix(mixed * _GOLDEN + own), hashes)
+    return reduce(lambda mixed, key: mix(mixed * _GOLDEN + key), hashes)
 
 
 def _null(row: int) -> BadCell:

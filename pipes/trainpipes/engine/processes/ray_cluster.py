@@ -52,7 +52,7 @@ class Ray:
 
     Args:
         address: as ``ray.init()`` takes it. If left out, the cluster that this process is connected to, that
-            of ``RAY_ADDRESS``, or one that is started on this machine.
+            of ``RAY_ADDRESS``, or a cluster that is started on this machine.
         shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
         num_workers: how many tasks call functions at once, for ``map`` and ``Loader``; by default one for
             each core that the cluster has when they begin.
@@ -155,17 +155,17 @@ class Ray:
     def _connect(self) -> None:
         import ray
 
-        given = self.address or os.environ.get("RAY_ADDRESS") or ""
+        address = self.address or os.environ.get("RAY_ADDRESS") or ""
         options: dict[str, Any] = {"log_to_driver": False}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
             paths = [spec.origin for spec in map(find_spec, SHIPPED) if spec and spec.origin]
             options["runtime_env"] = {"py_modules": [os.path.dirname(path) for path in paths]}
-        if "://" not in given:
+        if "://" not in address:
             options |= {"include_dashboard": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)  # what matters to a user comes as an error
         try:
-            host, _, port = given.rpartition("://")[2].rpartition(":")
+            host, _, port = address.rpartition("://")[2].rpartition(":")
             if host and port.isdigit():  # where nobody listens, Ray tries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
             with _own_sigterm(), warnings.catch_warnings():
@@ -174,7 +174,7 @@ class Ray:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())
             raise UnreachableError(
-                f"no Ray cluster can be used at {given or 'this machine'} ({said}); give the "
+                f"no Ray cluster can be used at {address or 'this machine'} ({said}); give the "
                 "address of one that runs, which `ray start --head` prints, or leave address and "
                 "RAY_ADDRESS out to use this machine alone"
             ) from error
@@ -191,7 +191,9 @@ class Ray:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
     def check_path(self, path: str, option: str) -> None:
-        """Raise ConfigError where nodes cannot get at a path. A cluster of one node keeps its tasks there."""
+        """Raise ConfigError where nodes cannot get at a path. A cluster of a single node keeps its tasks
+        there.
+        """
         refuse_memory(path, option)
         scheme = path.partition("://")[0] if "://" in path else "file"
         if scheme not in ("file", "local") or self.shared_filesystem:

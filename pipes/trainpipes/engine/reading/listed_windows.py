@@ -32,8 +32,8 @@ MOST_AHEAD, FARTHER = 15, 2
 @dataclass
 class _SpanReading:
     """Where a span is read: ``at`` block and row. ``coming``: the window that is read next, from row
-    ``first`` on; the fetching ahead has come to the one of turn ``ahead``. ``done``: the span's last window
-    was read."""
+    ``first`` on; the fetching ahead has come to the window of turn ``ahead``. ``done``: the span's last
+    window was read."""
 
     coming: WindowKey
     ahead: float
@@ -45,7 +45,9 @@ class _SpanReading:
 
 
 class ListedMaker(WindowMaker):
-    """Reads windows as stretches of blocks, one reader a span, and puts them through the stages below."""
+    """Reads windows as stretches of blocks, a reader for each span, and puts them through the stages
+    below.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._layouts = plan.layouts
@@ -60,7 +62,7 @@ class ListedMaker(WindowMaker):
         self._fetched = self._layouts.fetched_bytes
         self._spans: dict[int, _SpanReading] = {}  # of each span
         self._is_far = not getattr(self._source, "is_local", True)
-        #: The first turn that was read, and the last one that is fetched ahead.
+        #: The first turn that was read, and the last that is fetched ahead.
         self._began, self._until = math.inf, -math.inf
 
     def planned(self, key: WindowKey) -> int | None:
@@ -169,7 +171,7 @@ class ListedMaker(WindowMaker):
 
     def _reader(self, reading: _SpanReading, at: tuple[int, int]) -> Reader:
         """The reader of a window. Where another span's has just read up to there, it goes on: no
-        block is decoded twice. So does one that has ended its span in this block.
+        block is decoded twice. So does a reader that has ended its span in this block.
         """
         if reading.at != at:
             others = list(self._spans.values())

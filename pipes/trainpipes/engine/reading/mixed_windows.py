@@ -19,7 +19,9 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        """Keep what a shard needs of each source from ``state`` on; ``shards`` are this process's."""
+        """Keep the windows that a shard needs of each source from ``state`` on; ``shards`` are this
+        process's.
+        """
 
     @abstractmethod
     def open(
@@ -31,7 +33,7 @@ class MixedWindows(ABC):
         first: int,
         weights: int | None,
     ) -> Iterator[Run]:
-        """The mixed rows of one shard from a state on; ``weights``: which of the plan's new ones hold."""
+        """The mixed rows of a shard from a state on; ``weights``: which of the plan's new weights hold."""
 
     @abstractmethod
     def close(self) -> None:
@@ -47,4 +49,4 @@ class WindowedMixture(RowMixture):
 
     @abstractmethod
     def windows(self, plan: Plan, pool: Pool | None, pass_number: int) -> MixedWindows:
-        """The windows of all pipelines, for the shards of one process; see ``open_windows``."""
+        """The windows of all pipelines, for the shards of a process; see ``open_windows``."""

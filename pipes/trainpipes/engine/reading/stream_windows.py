@@ -32,9 +32,9 @@ class _Pass:
 
 
 class StreamMaker(WindowMaker):
-    """Cuts windows from a stream. A shuffled one is read ahead: a short end joins the window before it."""
+    """Cuts windows from a stream. A shuffled stream is read ahead: a short end joins the window before it."""
 
-    most_held = None  # making one again means to read from the start
+    most_held = None  # making a window again means to read from the start
 
     def __init__(self, plan: Plan, stream: RowStream) -> None:
         self._layouts = plan.layouts

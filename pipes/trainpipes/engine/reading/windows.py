@@ -1,8 +1,8 @@
 """The shuffle windows of a process, shared by the shards that need them.
 
 Whoever first needs a window's rows reads it. With threads, the next windows of spans are read ahead as
-far as memory allows, those that are needed first before others. Memory: one window for each open span,
-two where its shards stand at a window's end or the next one is read ahead.
+far as memory allows, those that are needed first before others. Memory: a window for each open span,
+two where its shards stand at a window's end or the next is read ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.order.layout import WindowKey
 
-#: The part of the memory for windows that those read ahead may take, or one window.
+#: The part of the memory for windows that those read ahead may take, or a single window.
 AHEAD_PART = 1 / 5
 
 
@@ -117,7 +117,7 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowMaker(ABC):
-    """Makes windows, in one thread at a time; any thread may read them. Of each span it holds
+    """Makes windows, in a single thread at a time; any thread may read them. Of each span it holds
     ``most_held`` at most, and one read ahead.
     """
 
@@ -129,17 +129,17 @@ class WindowMaker(ABC):
 
     @abstractmethod
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
-        """A window; None past the span's last. ``state`` is an earlier one's ``after``."""
+        """A window; None past the span's last. ``state`` is the ``after`` of an earlier window."""
 
     def turn(self, key: WindowKey) -> float:
-        """When a window is needed: the epoch, and what part of it comes before."""
+        """When a window is needed: the epoch, and the share of it that comes before."""
         return float(key.epoch)
 
     def expect(self, key: WindowKey, first: int) -> None:  # noqa: B027  (most fetch nothing ahead)
         """A window will be asked for from a row on, and later ones of its span."""
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The source's state at an epoch's start, if it needs one."""
+        """The source's state at an epoch's start, if it needs a state."""
         return {}
 
     def let_go(self, epoch: int) -> None:  # noqa: B027  (most hold nothing of an epoch)
@@ -152,13 +152,13 @@ class WindowMaker(ABC):
 
 @dataclass(eq=False)
 class Windows:
-    """The windows of a pass, for the shards of one process. Each user, a shard, is at one window at a
+    """The windows of a pass, for the shards of a process. Each user, a shard, is at a single window at a
     time; a window is dropped once all users of its span are past it.
 
     Args:
-        most_bytes: that all windows may take for one more to be read ahead.
+        most_bytes: that all windows may take for a further window to be read ahead.
         following: the span that a user comes to after an epoch, or None.
-        last: no window after this one is read ahead.
+        last: no later window is read ahead.
     """
 
     maker: WindowMaker
@@ -191,7 +191,7 @@ class Windows:
     def get(
         self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
     ) -> Window | None:
-        """A window; None past the last one. ``user`` needs no earlier ones, nor what is before ``first``."""
+        """A window; None past the last. ``user`` needs no earlier windows, nor rows before ``first``."""
         with self._lock:
             self._move(user, key)
             self._firsts.pop(user, None)
@@ -226,9 +226,9 @@ class Windows:
         self.maker.let_go(min(least.values()).epoch)
 
     def _limit(self, span: int) -> None:
-        own = sorted(key for key in self._held if key.span == span)
+        windows_held = sorted(key for key in self._held if key.span == span)
         if self.maker.most_held is not None:
-            for old in own[: max(0, len(own) + 1 - self.maker.most_held)]:
+            for old in windows_held[: max(0, len(windows_held) + 1 - self.maker.most_held)]:
                 del self._held[old]
 
     def _read_ahead(self, pool: Pool) -> None:

@@ -1,1 +1,1 @@
-"""The items of one consumer's shards, made in order."""
+"""The items of a consumer's shards, made in order."""

@@ -39,7 +39,7 @@ class RunItems(NamedTuple):
 
 class Lane:
     """The items of one shard, or of one of the lanes that take turns at it, epoch after epoch. One thread
-    makes the next run, while another takes the items of the one before. Whoever meets an error opens
+    makes the next run, while another takes the items of the run before. Whoever meets an error opens
     the lane anew.
 
     Args:
@@ -243,7 +243,7 @@ class Lane:
             raise_placed(error, self._plan)
 
     def advance(self) -> None:
-        """To the item after the next one."""
+        """To the item after the next."""
         self._items[self._k] = None  # free its memory
         self._k += 1
         self.left -= 1

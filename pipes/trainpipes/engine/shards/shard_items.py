@@ -1,4 +1,4 @@
-"""The items of one consumer, in global order: the runs of its shards, some made ahead.
+"""The items of a consumer, in global order: the runs of its shards, some made ahead.
 
 Several lanes may take the place of each shard, so that threads make more in parallel: lane
 ``m % L`` of batch m.
@@ -37,7 +37,7 @@ AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
 class ShardItems:
-    """The items of several shards of one process, for one thread; ``WorkerReceiver`` has the same
+    """The items of several shards of a process, for a single thread; ``WorkerReceiver`` has the same
     methods. ``pool`` makes runs ahead; ``stage_pool`` runs the stages above user functions.
     """
 
@@ -65,7 +65,7 @@ class ShardItems:
         self._due: list[tuple[int, int]] = []
         self._in_work: dict[int, Callable[[], RunItems | None]] = {}
         self._most = 0 if pool is None else pool.threads + MOST_WAITING
-        self._stride = 0  # from one batch to the next
+        self._stride = 0  # the distance of consecutive batches
         self._made_to = 0  # the batch up to which the pool makes items
         self._given = math.inf  # when the last item was given
         self._is_at_work = False  # whether the program worked between the last two
@@ -83,12 +83,12 @@ class ShardItems:
         self._work_ahead()
 
     def open(self, numbers: Iterable[int]) -> None:
-        """Open the shards of some batches: what they need is fetched in the order in which it is needed."""
+        """Open the shards of some batches: their blocks are fetched in the order in which they are needed."""
         for m in numbers:
             self._of(m % self._num_lanes)
 
     def take(self, m: int) -> Any:
-        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
+        """Batch ``m``, the next of its shard; ENDED if the shard has no more."""
         number = m % self._num_lanes
         lane = self._lanes.get(number) or self._of(number)
         comes_to_run = not lane.left

@@ -55,7 +55,7 @@ def has_workers(stages: Sequence[Stage]) -> bool:
 
 
 def last_stages(plan: Plan) -> tuple[RunStage, ...]:
-    """The last stages of a shard, which make one item of each, in this thread."""
+    """The last stages of a shard, which make an item of each, in this thread."""
     found: list[RunStage] = []
     for stage in reversed(plan.chain.after):
         if not isinstance(stage, RunStage) or not stage.traits.keeps_rows or has_workers([stage]):
@@ -112,7 +112,7 @@ class PooledStages(WorkingStage):
 
 @dataclass(eq=False)
 class Shards:
-    """What the lanes of one process share.
+    """What the lanes of a process share.
 
     Args:
         count: shards of the process.
@@ -129,7 +129,7 @@ class Shards:
     own: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
-        # A run holds every window that it has rows of: no more than a part of one.
+        # A run holds every window that it has rows of: no more than a part of a window.
         layout = self.plan.layouts.usual
         part = max(LEAST_ROWS, layout.window_rows // layout.sharers)
         most = min(RUN_ROWS, part, max(1, ALL_ROWS // self.count))
@@ -209,7 +209,7 @@ def open_rows(
     state: dict[str, Any],
 ) -> Iterator[Run]:
     """The runs of a shard below all stages from a state on; ``rows``: most rows in a run, and in the first
-    one; ``weights``: which of a mix's new ones hold.
+    one; ``weights``: which of a mix's new weights hold.
     """
     plan, windows = shards.plan, shards.windows
     if isinstance(windows, MixedWindows):
@@ -219,12 +219,12 @@ def open_rows(
     return each(plan.chain.shuffle or plan.chain.opener, runs)
 
 
-#: How many upcoming rows are named to a source that fetches rows one by one, over all shards of a process.
+#: How many upcoming rows are named to a source that fetches rows singly, over all shards of a process.
 ROWS_AHEAD = 128
 
 
 class ShardRows(Iterator[Run]):
-    """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first one."""
+    """Runs of rows of a shard, below all stages. ``rows``: most rows in a run, and in the first run."""
 
     def __init__(
         self,
@@ -249,14 +249,14 @@ class ShardRows(Iterator[Run]):
         self._key = WindowKey(epoch, slot.span, int(state["window"]))
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
-        # Sharers take turns at whole batches: one may get none of a small epoch.
+        # Sharers take turns at whole batches: a sharer may get none of a small epoch.
         shares_turn = isinstance(layout, Layout) and layout.whole
         self._endless = plan.chain.endless and not shares_turn
         begun = self._key.window > 0 or self._row > 0
         self._given = epoch if begun else epoch - 1  # the last epoch that gave something
         self._ended = False
         self._positions: IntArray | None = None  # of this shard in the window's order
-        self._first = 0  # of these, the next one
+        self._first = 0  # of these, the next
 
     def __next__(self) -> Run:
         while not self._ended:
@@ -288,7 +288,7 @@ class ShardRows(Iterator[Run]):
             self._next_window(window.after)
             return None
         base, later = self._state(), self._positions[self._first : self._first + self._later]
-        # After each row, the position of this shard's next one.
+        # After each row, the position of this shard's next row.
         if self._first < len(self._positions):
             rows = self._positions[start : self._first + 1]
             self._row = int(rows[-1])
@@ -332,7 +332,7 @@ class ShardRows(Iterator[Run]):
 def open_windows(
     plan: Plan, pool: Pool | None = None, pass_number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of a pass for the shards of one process, up to ``last``."""
+    """The windows of a pass for the shards of a process, up to ``last``."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, WindowedMixture):
         return source.windows(plan, pool, pass_number)

@@ -1,6 +1,7 @@
 """Pipelines in Lightning: a data module.
 
-Lightning keeps one rank's state, loads it only within an epoch, and without ``len`` fetches a batch ahead.
+Lightning keeps the state of a single rank, loads it only within an epoch, and without ``len`` fetches a batch
+ahead.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         predict: to predict for.
         state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for pipelines
             that are not counted.
-        allow_changes: what may differ from the run that saved, as for ``Loader.load_state_dict``.
+        allow_changes: options that may differ from the run that saved, as for ``Loader.load_state_dict``.
         global_batches: batches of an optimizer step over all ranks: sets the trainer's
             ``accumulate_grad_batches``, and each epoch has whole steps. A run is the same on any number of
             ranks that divides it.
@@ -158,7 +159,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     def _evaluated(self, stage: str) -> CombinedLoader:
         combined = self._combined(stage)
         limit = getattr(self.trainer, f"limit_{stage}_batches", None)
-        if isinstance(limit, float) and limit == 1.0:  # all of them; 1 is one batch
+        if isinstance(limit, float) and limit == 1.0:  # all of them; 1 is a single batch
             for loader in combined.flattened:
                 loader.check(stage, isinstance(self.trainer.strategy, IN_STEP))
         return combined

@@ -64,11 +64,11 @@ class TrainingLoader:
         self._ended = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the module's state has it. Lightning takes for resumable what has this method."""
+        """Nothing: the module's state has it. Lightning takes objects with this method for resumable."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what Lightning kept of a ``Loader`` that was used without the module."""
+        """Load Lightning's state of a ``Loader`` that was used without the module."""
         if state:
             self.resume(state, ())
 
@@ -91,7 +91,7 @@ class TrainingLoader:
         return bool(self._batches.is_last_batch) and current.processed == current.ready > 0
 
     def follow(self, trainer: Any, global_batches: int | None = None) -> None:
-        """Go by what a trainer counts, from here on; its steps have so many batches over all ranks."""
+        """Go by a trainer's counts, from here on; its steps have so many batches over all ranks."""
         self._settle()
         if global_batches is not None:
             self._take_steps(trainer, global_batches)

@@ -63,7 +63,7 @@ class PipelineTrainerMixin(Base):
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.
-        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
+        StateError: on a resume, if the checkpoint has no position that fits.
     """
 
     _resumes_from: str | None = None
@@ -99,7 +99,7 @@ class PipelineTrainerMixin(Base):
             self._resumes_from = self._training = None
 
     def get_train_dataloader(self) -> Any:
-        """A loader of batches where the pipeline makes them; else what the Trainer gives."""
+        """A loader of batches where the pipeline makes them; else that of the Trainer."""
         if not _makes_batches(self.train_dataset):
             return super().get_train_dataloader()
         self._check(self.train_dataset)
@@ -116,7 +116,7 @@ class PipelineTrainerMixin(Base):
             )
 
     def _times(self) -> int:
-        """How often training takes each batch, one time after the other."""
+        """How often training takes each batch, in turn."""
         return 1
 
     def _loader(self, pipe: Pipeline, persistent: bool = False) -> Loader:
@@ -191,7 +191,7 @@ class PipelineTrainerMixin(Base):
         self._training = loader
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """As the Trainer says; where batches have no labels, the error says what to write."""
+        """As the Trainer says; where batches have no labels, the error gives the way out."""
         try:
             return super().compute_loss(model, inputs, *arguments, **options)
         except ValueError as error:
@@ -216,7 +216,7 @@ class PipelineTrainerMixin(Base):
     # Evaluation
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Every row once where the pipeline makes batches; else what the Trainer gives."""
+        """Every row once where the pipeline makes batches; else as the Trainer does."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         if not _makes_batches(dataset):
@@ -263,7 +263,7 @@ class PipelineTrainerMixin(Base):
         return total
 
     def _accepted(self, batch: Any) -> Any:
-        """A batch without what the model does not take, as ``remove_unused_columns`` says."""
+        """A batch without columns that the model does not take, as ``remove_unused_columns`` says."""
         way = "end the pipeline with .pad_collate(), or with .collate(data_collator)"
         require(isinstance(batch, Mapping), "a batch", "a dict of tensors", batch, way)
         if not self.args.remove_unused_columns:

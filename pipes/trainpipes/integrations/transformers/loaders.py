@@ -25,7 +25,7 @@ from trainpipes.look.lengths import batches_left
 from trainpipes.stages.device import map_tensors
 from trainpipes.state.cursor import is_count
 
-#: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
+#: The position's file in a checkpoint's folder, and the file in which the Trainer says how far it is.
 FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
 
@@ -59,10 +59,10 @@ def trained(folder: Path) -> tuple[int, int]:
 
 
 class TrainingLoader:
-    """Gives the batches of one ``train()``, epoch after epoch, and knows its place.
+    """Gives the batches of a ``train()``, epoch after epoch, and knows its place.
 
     Args:
-        times: how often each batch is given, one time after the other.
+        times: how often each batch is given, in turn.
     """
 
     def __init__(self, loader: Loader, prepare: Callable[[Any], Any], times: int = 1) -> None:
@@ -78,7 +78,7 @@ class TrainingLoader:
         self.left: int | None = None
         self.epochs: int | None = None
         self.length = 1
-        #: Batches of the epoch that has ended; None within one.
+        #: Batches of the epoch that has ended; None within an epoch.
         self.last: int | None = None
 
     def __len__(self) -> int:
@@ -247,7 +247,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         self._steps, self.rows = steps, rows
 
     def _step(self, batch: Any) -> tuple[Any, list[int], int] | None:
-        """A batch or a filler, each rank's rows, and this one's; None at the end of all ranks."""
+        """A batch or a filler, each rank's rows, and this rank's; None at the end of all ranks."""
         batch = None if batch is None else self._prepare(batch)
         sizes = [0 if batch is None else _rows(batch)]
         if self._accelerator.num_processes > 1:

@@ -1,1 +1,1 @@
-"""``profile``: what bounds a run, measured while it runs, as text and as a page."""
+"""``profile``: the bottleneck of a run, measured while it runs, as text and as a page."""

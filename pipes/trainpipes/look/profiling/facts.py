@@ -1,4 +1,4 @@
-"""What a verdict is made of: facts that are known before a run, and what was counted in it."""
+"""Inputs of a verdict: facts that are known before a run, and the counts of the run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Measured:
         seconds, waited: of the run; of these, those in which the loop waited.
         first, start: when the first batch came; when the loop first waited less than half of the time.
         counts, workers: of this process, and of all workers of the Loader together.
-        children: seconds of CPU of other processes that this one has started.
+        children: seconds of CPU of other processes that this process has started.
         others: cores that the rest of the machine took.
         cells, padding: of batches that were looked at.
         sizes: how many of these had so many cells.
@@ -209,8 +209,8 @@ def free_memory() -> int:
     ):
         free.append(int(most.read()) - int(now.read()))
     with suppress(OSError, AttributeError), open("/proc/self/statm") as pages:
-        own = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return own + min(free) if free else 0
+        resident = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resident + min(free) if free else 0
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How a profile is shown: as text, and as a page of curves and bars, one file which asks for no other."""
+"""How a profile is shown: as text, and as a page of curves and bars, a file which asks for no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainpipes.look.profiling.verdict import verdict
 MOST_SHOWN, LEAST_SHOWN, MOST_WIDE = 6, 0.005, 60
 #: Batches whose cells say how those of the ranks differ.
 LEAST_BATCHES = 8
-#: Of the groups of threads, what a text calls them.
+#: The groups of threads, by their names in a text.
 CALLED = {
     ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
     "requests": "threads for requests", "workers": "workers",
@@ -25,7 +25,7 @@ CALLED = {
 
 
 def text_lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
-    """The text of a profile: labels, and what they say."""
+    """The text of a profile: labels, and their texts."""
     decided = verdict(facts, m)
     whose = "the trainer" if decided.bound in ("trainer", "padding") else "the pipeline"
     says = f"{whose} bounds this run"
@@ -69,8 +69,8 @@ def text_lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
 
 
 def _waiting_ranks(facts: Facts, m: Measured) -> str:
-    """How long ranks wait for each other, where one rank's batches tell it: not where batches of a step are
-    made alike, and not in file order, in which those of a step may be.
+    """How long ranks wait for each other, where the batches of a rank tell it: not where batches of a step
+    are made alike, and not in file order, in which those of a step may be.
     """
     batches = sum(m.sizes.values())
     alike = facts.has("balance", "bucket_by_length") or not facts.has("shuffle")
@@ -84,19 +84,19 @@ def _waiting_ranks(facts: Facts, m: Measured) -> str:
 
 def _busy(times: dict[str, list[float]], seconds: float) -> str:
     """Threads at work, on average, by stage."""
-    shares = {what: sums[0] / max(seconds, 1e-9) for what, sums in times.items()}
-    shown = sorted(shares, key=lambda what: (what in WAITING, -shares[what]))
+    shares = {label: sums[0] / max(seconds, 1e-9) for label, sums in times.items()}
+    shown = sorted(shares, key=lambda label: (label in WAITING, -shares[label]))
     parts = [
-        f"{cut(what, MOST_WIDE)} {shares[what]:.2f}"
-        for what in shown
-        if shares[what] >= LEAST_SHOWN
+        f"{cut(label, MOST_WIDE)} {shares[label]:.2f}"
+        for label in shown
+        if shares[label] >= LEAST_SHOWN
     ]
     return ", ".join(parts[:MOST_SHOWN])
 
 
 #: Width and height of a picture, and the room for numbers at its left and below it.
 WIDE, HIGH, LEFT, BELOW = 640, 180, 44, 22
-#: Colors that the style sheet has: ``c0`` to ``c6``; the last one is for all others.
+#: Colors that the style sheet has: ``c0`` to ``c6``; the last color is for all others.
 COLORS = 7
 
 
@@ -242,7 +242,7 @@ def page(
     Args:
         lines: the text of the profile, as label and text.
         series: the run over time; see ``Profile.series``.
-        called: what groups of threads are called.
+        called: names of groups of threads.
         lengths: how many rows of batches have so many tokens.
         shuffle: how well rows are mixed, as text, or "".
         rows: the first rows, as HTML within ``pre``, or "".
@@ -257,7 +257,7 @@ def page(
         body += ["<h2>The first rows of the next epoch</h2>", f"<pre>{rows}</pre>"]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,">'  # without it browsers ask for one
+        '<link rel="icon" href="data:,">'  # without it browsers ask for an icon
     )
     inner = "\n".join(body)
     return (

@@ -1,4 +1,4 @@
-"""``profile``: what the threads of a run do, what bounds it, and what to change."""
+"""``profile``: the work of a run's threads, its bottleneck, and changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MOST_POINTS, FIRST_STEP = 600, 0.2
 SELDOM = 3
 #: Seconds between two samples where the stack of the thread that iterates tells whether it waits.
 FRAMES = 0.02
-#: Batches that are looked at: so many, then one of so many.
+#: Batches that are looked at: the first so many, then every so many-th.
 LOOKED_AT, THEN_ONE_OF = 16, 64
 #: Methods in which a loop waits for data, of these modules.
 WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
@@ -94,7 +94,7 @@ class Profile:
     """What ``profile`` gives. Prints as text.
 
     Attributes:
-        verdict: what bounds the run, and at most two changes.
+        verdict: the bottleneck of the run, and at most two changes.
         series: the run over time: dicts with ``seconds`` since the start, the ``waited`` part of the step
             before (0 to 1), and ``busy``, threads at work, by group and stage.
     """
@@ -128,9 +128,9 @@ class Profile:
         try:
             with _entering:
                 if self._began or _running is not None:
-                    what = "used once" if self._began else "one at a time in a process"
+                    problem = "used once" if self._began else "one at a time in a process"
                     raise ConfigError(
-                        f"a profile is {what}: write a new `with profile(loader) as run:` after it"
+                        f"a profile is {problem}: write a new `with profile(loader) as run:` after it"
                     )
                 _running = self
             self._begin()
@@ -205,9 +205,9 @@ class Profile:
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
         self._ticks += 1
-        own, is_ours = self._own_wait(), self._iteration is not None
-        if own != self._clock:  # a wait has ended, which clocks have counted
-            self._sampled, self._clock, self._looked = 0.0, own, now
+        waited, is_ours = self._own_wait(), self._iteration is not None
+        if waited != self._clock:  # a wait has ended, which clocks have counted
+            self._sampled, self._clock, self._looked = 0.0, waited, now
         if not is_ours or self._ticks % SELDOM == 0:
             waits = self._is_waiting(sys._current_frames().get(self._main))
             keeps = waits or not is_ours
@@ -215,8 +215,8 @@ class Profile:
             self._looked = now
             if self._first is None and not is_ours and self._sampled and not waits:
                 self._first = self._sampled
-        if self._first is None and own > 0:
-            self._first = own
+        if self._first is None and waited > 0:
+            self._first = waited
         if now - self._drawn >= self._step:
             self._draw(now)
 
@@ -230,9 +230,9 @@ class Profile:
         return False
 
     def _waited(self) -> float:
-        """By the iterator's clocks, and by samples what they have not counted: a wait that goes on."""
-        own = self._own_wait()
-        return own + self._sampled * (own == self._clock)
+        """By the iterator's clocks, and by samples for a wait that goes on, which they have not counted."""
+        waited = self._own_wait()
+        return waited + self._sampled * (waited == self._clock)
 
     def _start(self) -> float:
         """When it first waited less than half of the time, over four points: seconds."""
@@ -244,7 +244,7 @@ class Profile:
         return self._seconds
 
     def _draw(self, now: float) -> None:
-        """Take what was counted since the last time: a point of the series."""
+        """Take the counts since the last time: a point of the series."""
         with self._lock:
             if self._sampler is None:
                 return
@@ -276,8 +276,8 @@ class Profile:
             self._children[pid] = self._children.get(pid, (0.0, 0.0))[0], cpu_of(pid)
         if self._machine is not None and (busy := busy_seconds()) is not None:
             children = sum(last - first for first, last in self._children.values())
-            own = sum(os.times()[:2]) - self._cpu + children
-            self._others = max(0.0, busy - self._machine - own) / max(self._seconds, 1e-9)
+            used = sum(os.times()[:2]) - self._cpu + children
+            self._others = max(0.0, busy - self._machine - used) / max(self._seconds, 1e-9)
 
     def _observe(self, items: Any, k: int) -> None:
         self._seen += 1
@@ -307,8 +307,8 @@ class Profile:
     def _facts(self) -> Facts:
         iteration = self._iteration or self._pipeline._iteration
         ranks = iteration.ranks()[1]
-        made = [] if self._iteration is None else [state.how for state in self._iteration.derived]
-        how = made[-1] if made else self._how
+        hows = [] if self._iteration is None else [state.how for state in self._iteration.derived]
+        how = hows[-1] if hows else self._how
         return facts_of(iteration.plan, ranks, self._window_bytes, **how)
 
     @property
@@ -334,7 +334,7 @@ class Profile:
         for end, waited, counts in self._points:
             step = max(end - before, 1e-9)
             busy = {
-                group: {what: sums[0] / step for what, sums in times.items()}
+                group: {label: sums[0] / step for label, sums in times.items()}
                 for group, times in counts.times.items()
             }
             points.append({"seconds": end, "waited": min(1.0, waited / step), "busy": busy})

@@ -1,6 +1,7 @@
-"""What bounds a run, from counts alone, and what may: each cause with a change and the seconds it saves.
+"""The bottleneck of a run, from counts alone, and other causes of waits: each cause with a change and the
+seconds it saves.
 
-Gains are arithmetic over measured seconds. A change makes a run as long as the longest of what is left: the
+Gains are arithmetic over measured seconds. A change makes a run as long as the longest of the rest: the
 trainer's own time, the work of the thread that iterates, that of each group of threads shared by as many as
 there are, and all CPU seconds shared by the cores.
 """
@@ -47,7 +48,7 @@ def causes(facts: Facts, m: Measured) -> list[Cause]:
 
 def _free(facts: Facts, m: Measured) -> float:
     """Cores that the pipeline may have, beside the trainer and other programs."""
-    known = sum(v[1] for own in m.counts.times.values() for v in own.values())
+    known = sum(v[1] for times in m.counts.times.values() for v in times.values())
     trains = max(0.0, m.counts.cpu - known) / m.seconds
     return max(1.0, facts.cores - m.others - min(1.0, trains))
 
@@ -58,7 +59,7 @@ def _written(text: str) -> str:
 
 
 def _with(text: str, option: str) -> str:
-    """A stage as written, with one more option."""
+    """A stage as written, with a further option."""
     text = _written(text)
     return f"{text[:-1]}{'' if text.endswith('()') else ', '}{option})"
 
@@ -69,7 +70,9 @@ def _cores(facts: Facts, m: Measured) -> Iterator[Cause]:
     if m.others < LITTLE_OTHERS or queued < MUCH_QUEUED * (cpu + queued):
         return
     text = f"other programs take {m.others:.1f} of {facts.cores} cores: threads wait for a core"
-    work = [v for c in both for own in c.times.values() for k, v in own.items() if k not in WAITING]
+    work = [
+        v for c in both for times in c.times.values() for k, v in times.items() if k not in WAITING
+    ]
     took, computed = (sum(v[n] for v in work) for n in (0, 1))
     lost = min(queued, took - computed) / max(1.0, took / m.seconds)  # of each thread at work
     theirs = m.others / (m.others + cpu / m.seconds)
@@ -284,10 +287,10 @@ MOST_GAIN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to change, and what it brings.
+    """A change, and its gain.
 
     Attributes:
-        line: what to write.
+        line: the code to write.
         gain: about how many times as fast the run is then, 5 for 5 or more; None where that can't be said.
     """
 
@@ -304,12 +307,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a run, and what to change.
+    """The bottleneck of a run, and changes.
 
     Attributes:
-        bound: what bounds the run, in one word.
+        bound: the bottleneck, in a word.
         text: the same as a sentence.
-        changes: at most two, the better one first.
+        changes: at most two, the better first.
     """
 
     bound: str
@@ -318,7 +321,7 @@ class Verdict:
 
 
 def verdict(facts: Facts, measured: Measured) -> Verdict:
-    """What bounds a run, and what to change.
+    """The bottleneck of a run, and changes.
 
     >>> from trainpipes._internal.activity_sampler import Counts
     >>> from trainpipes.look.profiling.facts import StageFacts

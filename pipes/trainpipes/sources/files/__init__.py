@@ -1,1 +1,1 @@
-"""Which files there are, and what all formats need of them."""
+"""Which files there are, and how all formats read them."""

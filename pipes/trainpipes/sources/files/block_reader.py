@@ -1,4 +1,4 @@
-"""Reads rows of blocks in order, of any format, and fetches ahead what is on other machines."""
+"""Reads rows of blocks in order, of any format, and fetches ahead from other machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from trainpipes.sources.files.index_store import forget
 
 #: Threads of a process that wait for servers.
 MAX_THREADS = 32
-#: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
+#: Blocks that a reader fetches ahead, at most, however small they are: each further block looks at all of
+#: them.
 MOST_HELD = 4 * MAX_THREADS
 
 
@@ -42,7 +43,7 @@ def waiting() -> Pool:
 
 
 class _Readers:
-    """All readers of a process that read ahead: what somebody waits for comes first, then what is needed
+    """All readers of a process that read ahead: blocks that somebody waits for come first, then those needed
     next.
     """
 
@@ -57,8 +58,8 @@ class _Readers:
             self._all.add(reader)
 
     def go_on(self, is_cold: bool | None = None) -> None:
-        """Begin what there is room for, with the lock. The very first fetch has the line for itself, since
-        the first batch waits for it.
+        """Begin fetches that there is room for, with the lock. The very first fetch has the line for itself,
+        since the first batch waits for it.
         """
         readers = list(self._all)
         coming = [reader for reader in readers if reader.upcoming]
@@ -93,14 +94,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class Ahead:
-    """Blocks that one reader has opened ahead, in the order of its need. Any thread may ask."""
+    """Blocks that a reader has opened ahead, in the order of its need. Any thread may ask."""
 
     def __init__(
         self, open_block: Callable[[Any], Any], size: Callable[[Any], float], most: float
     ) -> None:
         self._open, self._size, self._most = open_block, size, most
         self._readers = _readers
-        #: What is to be opened, and its turn; bytes of what is open or being opened.
+        #: Blocks to be opened, and their turns; bytes of blocks that are open or being opened.
         self.upcoming: dict[Any, float] = {}
         self.held = 0.0
         self._futures: dict[Any, Future] = {}
@@ -115,7 +116,7 @@ class Ahead:
         turns: Sequence[float] = (),
         most: float = math.inf,
     ) -> None:
-        """Say what will be read next, in order; others are forgotten, or come after ``more``.
+        """Name the blocks to be read next, in order; others are forgotten, or come after ``more``.
 
         Args:
             turns: of each block; the least of all readers come first.
@@ -149,7 +150,7 @@ class Ahead:
         return block not in self._wanted, turn, len(self._futures)
 
     def begin(self, held: float) -> float | None:
-        """Open the first upcoming one; its size, or None if it has to wait. ``held``: by all readers."""
+        """Open the first upcoming block; its size, or None if it has to wait. ``held``: by all readers."""
         block = next(iter(self.upcoming))
         size, wanted = self._size(block), self._wanted.pop(block, None)
         full = held + size > self._most or len(self._futures) >= MOST_HELD
@@ -209,14 +210,14 @@ class _Fetch:
 
 
 class BlockReader:
-    """One place in files; for one thread."""
+    """A place in files; for a single thread."""
 
     def __init__(self, source: DecodedFiles) -> None:
         self._source = source
         requests = self._requests = Requests(source.files.retry)
         weakref.finalize(self, requests.stop)
 
-        # This does not refer to the reader: it goes, with what it has open, when nobody else does.
+        # This does not refer to the reader: it goes, with its open files, when nobody else does.
         def fetch(blocks: _Fetch) -> Any:
             data, layout = source.data(blocks.file, requests), source.layouts[blocks.file]
             return source.format.fetch(data, layout, blocks.numbers, source.columns)
@@ -272,7 +273,7 @@ class BlockReader:
             due[fetch] = min(turn[block], due.get(fetch, math.inf))
         fetches = list(due)
         if form.fetches_parts and [len(fetch.numbers) for fetch in fetches] == [1]:
-            # Nothing is read meanwhile, and less is held of a large one as it is read.
+            # Nothing is read meanwhile, and less is held of a large block as it is read.
             fetches = [
                 fetch for fetch in fetches if fetch in self._ahead or fetch.size <= self._largest
             ]
@@ -331,7 +332,7 @@ class BlockReader:
             self.close()
             self._ends = np.cumsum(source.layouts[file].rows)
         if opened is not None or file != self._file:
-            self._stop_decoding()  # what was decoded last stays: it may be of this block, too
+            self._stop_decoding()  # the last decoded batch stays: it may be of this block, too
             _close(self._opened)
             self._opened, self._file = opened or source.opened(file, self._requests), file
         self._block = block
@@ -385,7 +386,7 @@ class BlockReader:
         if isinstance(error, Exception) and not isinstance(
             error, errors.DataError | MemoryError | OSError
         ):
-            forget(source.kept_in)  # it may be what is wrong
+            forget(source.kept_in)  # the index may be wrong
             try:
                 change = self._change(file)
             except Exception as failed:
@@ -397,7 +398,7 @@ class BlockReader:
         return explanation(error, place, source.failed, source.kept_in)
 
     def _change(self, file: int) -> str:
-        """How a file differs from the one that was listed and scanned; or ""."""
+        """How a file differs from its listing and its scan; or ""."""
         data = self._source.data(file, self._requests)
         data.read([(0, min(1, data.size))])
         return self._source.format.change(data, self._source.layouts[file])
@@ -444,7 +445,7 @@ def explanation(
     """The error with file and row, in our words; other errors as they are."""
     if isinstance(error, errors.UnreachableError | errors.DataChangedError) and error.row is None:
         return file_bytes.located(place, error)  # type: ignore[no-any-return]
-    if isinstance(error, MemoryError):  # a damaged number may be what asks for so much
+    if isinstance(error, MemoryError):  # a damaged number may ask for so much
         error.add_note(f"{place}: {failure}")
     if isinstance(error, errors.TrainpipesError | MemoryError):
         return error

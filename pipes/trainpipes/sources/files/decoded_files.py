@@ -1,4 +1,4 @@
-"""Files of a format as blocks of rows: where each is, and what is made of what the format decodes. For rows
+"""Files of a format as blocks of rows: where each is, and how decoded values become rows. For rows
 that cannot be read there are nulls in their places, and why; ``BadRows`` leaves them out.
 """
 
@@ -54,7 +54,7 @@ def separate(table: Any) -> tuple[Any, dict[int, tuple[str, str]]]:
 
 
 class BadRows(RunStage, keeps_rows=False, asks_inputs=True, gives="choice"):
-    """Leaves out the rows that a reader could not read. ``shaping``: what else makes rows bad."""
+    """Leaves out the rows that a reader could not read. ``shaping``: other reasons why rows are bad."""
 
     thread_safe = True
 
@@ -122,7 +122,7 @@ def without_bad_files(
 
 
 class DecodedFiles(FileBlocks):
-    """A block is a range of rows of one file: one of the format's blocks, unless ``edges`` differ."""
+    """A block is a range of rows of a file: a block of the format, unless ``edges`` differ."""
 
     said_of_schema = "the others have"
 
@@ -170,7 +170,7 @@ class DecodedFiles(FileBlocks):
     rows_schema: pa.Schema | None = None
 
     def bad_rows(self, rows: int, error: BaseException) -> pa.RecordBatch:
-        """Rows that are left out for an error about what the file holds; raises for others."""
+        """Rows that are left out for an error about the file's content; raises for others."""
         if self.rows_schema is None or not is_of_content(error):
             raise error
         return bad_rows(self.rows_schema, rows, reason(error))  # type: ignore[arg-type]

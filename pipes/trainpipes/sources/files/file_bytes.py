@@ -23,7 +23,7 @@ from trainpipes.filesystems.request import Ranges
 from trainpipes.filesystems.systems import FileByParts
 from trainpipes.interfaces.source import Place
 
-#: Where the system says of what kind its file systems are.
+#: Where the system lists its file systems with their kinds.
 MOUNTS = "/proc/self/mountinfo"
 
 
@@ -63,7 +63,7 @@ def located(place: Place, error: Any) -> Any:
 
 def without(*paths: str) -> str:
     """The line of code that leaves out files by the names that they are listed by, and no others."""
-    if any(errors.hidden(path) != path for path in paths):  # by what is no secret
+    if any(errors.hidden(path) != path for path in paths):  # by the parts that are no secret
         ends = tuple(errors.without_query(path).rpartition("://")[2] for path in paths)
         text = f"not p.split('?')[0].endswith({ends!r})"
     else:
@@ -87,7 +87,7 @@ MAPPED = 256
 #: Bytes of a remote file that stays in memory once it was fetched whole, and of all of these, at most: what
 #: small files hold is not asked for again.
 SMALL_FILE, SMALL_FILES = 64 << 10, 32 << 20
-#: Bytes held of a file, about; of one part, at least.
+#: Bytes held of a file, about; of a part, at least.
 HELD_BYTES, LEAST_BYTES = 16 << 20, 256 << 10
 
 
@@ -122,7 +122,7 @@ class KeptFiles:
                 self.left -= len(content)
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
-        """The result of ``make`` for a file; one thread at a time calls it, once."""
+        """The result of ``make`` for a file; called once, by one thread."""
         results = self._found
         if (file, key) not in results:
             with self._locks.setdefault(file, threading.Lock()):
@@ -133,7 +133,7 @@ class KeptFiles:
 
 
 class FileBytes(ABC):
-    """The bytes of one file, for any thread.
+    """The bytes of a file, for any thread.
 
     ``read`` and ``stream`` raise FileNotFoundError, DataChangedError or UnreachableError.
 
@@ -172,10 +172,10 @@ class FileBytes(ABC):
         return cast(BinaryIO, io.BufferedReader(RangeFile(self, held).follow(start), BUFFER_BYTES))
 
     def check(self) -> None:  # noqa: B027  (replies of servers are checked as they come)
-        """Raise if what was read so far without ``read`` may be of another version."""
+        """Raise if bytes read so far without ``read`` may be of another version."""
 
     def mapped(self) -> pa.Buffer | None:
-        """All of it, mapped into memory; None for a file on another machine. Copy at once what is needed:
+        """All of it, mapped into memory; None for a file on another machine. Copy at once the bytes needed:
         reading the map kills the process where the file is cut, or its disk fails.
         """
         return None
@@ -323,7 +323,7 @@ class FetchedBytes(FileBytes):
         return self._parts[n][min(start, last) - first : stop - first]
 
     def stream(self, start: int = 0) -> BinaryIO:
-        # A buffer would be filled beyond what is here.
+        # A buffer would be filled beyond the bytes here.
         return cast(BinaryIO, RangeFile(self).follow(start))
 
 
@@ -349,7 +349,7 @@ class _Part:
         return self.first + len(self.data)
 
     def seek(self, at: int) -> None:
-        """Let go of what is before ``at``."""
+        """Let go of the bytes before ``at``."""
         if self.first <= at <= self.end:
             self.data = self.data[at - self.first :]
         else:
@@ -397,7 +397,7 @@ class RangeFile(FileByParts):
         return memoryview(part.data)[start - part.first : stop - part.first]
 
     def _fetch(self, caller: _Part, start: int, stop: int) -> None:
-        """Fetch what is asked for, and the next part of ranges that run low."""
+        """Fetch the ranges asked for, and the next part of ranges that run low."""
         caller.seek(start)
         low = [
             part for part in self._parts if part is not caller and part.end - part.at < part.step

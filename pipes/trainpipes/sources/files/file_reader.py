@@ -215,7 +215,7 @@ READERS = {
     "read_numpy": (".npy", ".npz"),
     "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
 }
-#: Ends of the names of compressed files, after those of the format, and what reads such ones.
+#: Ends of the names of compressed files, after those of the format, and the readers of such files.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 DECOMPRESS = ("read_json", "read_csv", "read_text", "read_webdataset")
 
@@ -249,7 +249,7 @@ def reader_by_name(path: str) -> str:
 
 
 def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
-    """The reader of files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
+    """The reader of files, folders and globs of a format: "read_parquet" and so on, or "from_memmap"."""
     if len(paths) == 1 and is_memmap(paths[0]):
         return "from_memmap"
 
@@ -343,7 +343,7 @@ def each_file(
 
 
 def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Sequence[int]:
-    """Work in this thread, which is faster while disks need no waiting; what is left is for several."""
+    """Work in this thread, which is faster while disks need no waiting; the rest is for several."""
     began = perf_counter()
     for done, number in enumerate(numbers, 1):
         work(number)
@@ -352,7 +352,7 @@ def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Se
     return ()
 
 
-def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:
+def failed(files: FileList, failures: dict[int, Exception], caller: str, noun: str) -> Exception:
     lines = []
     for n, failure in sorted(failures.items()):
         if isinstance(failure, errors.UnreachableError):
@@ -360,7 +360,7 @@ def failed(files: FileList, failures: dict[int, Exception], caller: str, what: s
             return failure
         said, reader = reason(failure), reader_by_name(files.names[n])
         known = reader in said or caller.startswith(reader) or reader in ("", "read_text")
-        hint = "" if known or what not in KINDS else f"; {reader}() is for such files"
+        hint = "" if known or noun not in KINDS else f"; {reader}() is for such files"
         lines.append(f"  {files.names[n]}: {said}{hint}")
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
@@ -368,7 +368,7 @@ def failed(files: FileList, failures: dict[int, Exception], caller: str, what: s
     first, bad = min(failures), [files.names[n] for n in sorted(failures)]
     way = f"leave them out with {without(*bad[:NAMED])}" + ", and so on" * (len(bad) > NAMED)
     text = (
-        f"{caller}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
+        f"{caller}: {len(failures):,} of {len(files):,} files cannot be read as {noun}:\n"
         + "\n".join(lines)
         + f"\nReplace or remove them, or {way}"
     )

@@ -1,4 +1,4 @@
-"""Which files of a folder are meant, and what folders hold, here and in stores.
+"""Which files of a folder are meant, and the entries of folders, here and in stores.
 
 Stores are asked by ``info``, ``ls`` and ``find``: fsspec's ``glob`` and walking ``find`` skip errors
 silently.
@@ -109,7 +109,7 @@ class Wanted:
         return self._without_folders(steps)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
-        """Also what follows a ``**``, which may stand for no folder."""
+        """Also the part after a ``**``, which may stand for no folder."""
         for n, part in enumerate(self.parts[:-1]):
             if n in reached and part == "**":
                 reached.add(n + 1)
@@ -144,7 +144,7 @@ def _fits(name: str, part: str) -> bool:
 
 #: Requests to a store at once.
 MAX_THREADS = 16
-#: What a store's listing may say of a file's content; and what else changes when the file does.
+#: Keys of a store's listing that identify a file's content; and others that change when the file does.
 TAGS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha")
 STAMPS = (
     *TAGS, "LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated",
@@ -152,7 +152,7 @@ STAMPS = (
 
 
 class Reported(NamedTuple):
-    """A listed file: bytes or None; time of change, etag or ""; a local one's inode."""
+    """A listed file: bytes or None; time of change, etag or ""; the inode of a local file."""
 
     size: int | None
     stamp: str
@@ -220,7 +220,7 @@ class StoreFolders:
         self._finds = getattr(find, "__func__", None) not in walks
         while isinstance(system, CachingFileSystem):
             system = system.fs
-        #: Others have one connection, which is for one request at a time.
+        #: Others have a single connection, for one request at a time.
         self.many = MAX_THREADS if system.async_impl else 1
 
     def look_up(self, path: str) -> Entry | None:
@@ -279,7 +279,7 @@ def _leads_back(entry: os.DirEntry[str]) -> bool:
 
 #: Where folders are looked into.
 Folders = LocalFolders | StoreFolders
-#: Names shown of a folder that does not hold what was asked for.
+#: Names shown of a folder that lacks the files asked for.
 SHOWN = 6
 
 

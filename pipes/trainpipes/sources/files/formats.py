@@ -40,7 +40,7 @@ def reason(error: Exception) -> str:
 
 
 def is_of_content(error: BaseException) -> bool:
-    """Whether an error is about what a file holds, the same wherever it is read: not about a file that is
+    """Whether an error is about a file's content, the same wherever it is read: not about a file that is
     not reached.
     """
     if isinstance(error, OSError):  # Arrow raises those without a number
@@ -117,7 +117,7 @@ def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[
 
 
 def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
-    """A field with only what these paths lead to; None if one leads nowhere."""
+    """A field with only the parts that these paths lead to; None if a path leads nowhere."""
     if "" in paths:
         return field
     kind = field.type
@@ -137,7 +137,7 @@ def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
 
 
 def _list_of(value: pa.Field, kind: pa.DataType) -> pa.DataType:
-    """A list of the same kind as another one."""
+    """A list type of the same kind as ``kind``."""
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(value, kind.list_size)
     return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
@@ -149,7 +149,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns, and paths in them that are as long as a missing one, or all."""
+    """Names of columns, and paths in them that are as long as a missing path, or all."""
     tops = dict.fromkeys(path.split(".", 1)[0] for path in missing if "." in path)
     fields = [plain(schema.field(top)) for top in tops if top in schema.names]
     paths = [path for field in fields for path in _paths(field, field.name)]
@@ -173,7 +173,7 @@ def different_schemas(
     different: list[tuple[str, pa.Schema]] = []
     seen: set[int] = set()
     for name, schema in zip(names, schemas, strict=True):
-        if id(schema) in seen:  # files share what an index has read once
+        if id(schema) in seen:  # files share schemas that an index has read once
             continue
         seen.add(id(schema))
         if not any(schema.equals(other) for _, other in different):
@@ -263,7 +263,7 @@ Columns = Sequence[str] | None
 
 
 class OtherBytesError(Exception):
-    """A file is not the one that was scanned; the message says what is different."""
+    """A file differs from its scan; the message says how."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,12 +316,12 @@ def _counts(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 class Format(ABC):
-    """A file format of your own: it finds the blocks of a file, and decodes one of them.
+    """A file format of your own: it finds the blocks of a file, and decodes a block.
 
     It has no state and is picklable: threads and processes share it.
 
     Attributes:
-        name: what messages and the index call it.
+        name: its name in messages and in the index.
         suffixes: endings of its files in folders; ``("",)`` for all.
         key: options that change the layout or the rows, as text; a state with another key is refused.
 
@@ -347,11 +347,11 @@ class Format(ABC):
     key: str = ""
     #: What messages call blocks, whether they number them, and whether a state knows the rows of each.
     blocks_called, places_blocks, known_by_blocks = "blocks", False, False
-    #: Whether ``fetch`` gets a part of what is large, so that it can be called for blocks of any size.
+    #: Whether ``fetch`` gets a part of large blocks, so that it can be called for blocks of any size.
     fetches_parts = False
     #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.
     random_access = by_number = False
-    #: In which files, and what to do with others, as text.
+    #: In which files, and the way out for others, as text.
     fit, otherwise = "files that are on this machine", "shuffle within a buffer"
 
     @abstractmethod
@@ -384,7 +384,7 @@ class Format(ABC):
         """Yield the rows of a block in order, as many as the layout counts.
 
         Args:
-            data: the bytes of the file; ``data.mapped()`` maps a local one.
+            data: the bytes of the file; ``data.mapped()`` maps a local file.
             layout: of the file.
             block: number of the block in it.
             columns: names of the wanted columns; None for all. Others may come, and are dropped.
@@ -421,11 +421,11 @@ class Format(ABC):
         raise NotImplementedError
 
     def unfit(self, layout: Layout, local: bool) -> bool:
-        """Whether rows of a file cannot be read by number, as of a compressed one."""
+        """Whether rows of a file cannot be read by number, as of a compressed file."""
         return not local
 
     def change(self, data: FileBytes, layout: Layout) -> str:
-        """How an unreadable file differs from the scanned one, beyond size and time; or ""."""
+        """How an unreadable file differs from its scan, beyond size and time; or ""."""
         return ""
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:

@@ -33,7 +33,8 @@ log = logging.getLogger("trainpipes")
 
 #: Local files of which none is kept, unless it is asked for: to read them takes milliseconds.
 FEW = 64
-#: Seconds to wait for another process that makes the index; one that hangs is not waited for without end.
+#: Seconds to wait for another process that makes the index; a process that hangs is not waited for without
+#: end.
 PATIENCE = 600.0
 #: Nanoseconds within which a disk may give two changes of a file the same time.
 TICK = 10_000_000
@@ -41,7 +42,7 @@ TICK = 10_000_000
 OTHERS, SOME_OTHERS = 4, 10_000
 #: Schemas of files scanned lately that others are compared with.
 MOST_SCHEMAS = 16
-#: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
+#: A row for each file: its blocks' rows, starts and stops in a single array, and the rest of its layout.
 COLUMNS = pa.schema(
     [
         ("path", pa.string()),
@@ -90,7 +91,7 @@ class IndexStore:
         root, files = cache.folder(), self.files
         if index is False or root is None or not len(files):
             return None
-        # Stands for the lowest folder that holds all files, and for what is kept of them.
+        # Stands for the lowest folder that holds all files, and for their cached layouts.
         shared = os.path.commonprefix(files.known_names()).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
         digest = hashlib.sha256(os.fsencode(f"{shared}\0{self._format}\0{key}")).hexdigest()[:32]
         if isinstance(index, str):
@@ -151,13 +152,15 @@ class IndexStore:
                         self.files, look, caller, self._format, wanted=missing, progress=bar, **how
                     )
             finally:
-                self._save(read)  # what was read is not read again, even if the rest was in vain
+                self._save(
+                    read
+                )  # layouts read so far are not read again, even if the rest was in vain
 
     def forget(self) -> None:
         forget(self.path)
 
     def _with_shared_schema(self, layout: Layout) -> Layout:
-        """Files of the same columns hold one schema, which takes 290 bytes a column."""
+        """Files of the same columns share a schema, which takes 290 bytes a column."""
         for schema in self._schemas:
             if schema.equals(layout.schema, check_metadata=True):
                 return replace(layout, schema=schema)
@@ -178,7 +181,7 @@ class IndexStore:
         if self.path is None:
             return None
         try:
-            return cache.kept_file.read(self.path, self._about, own=self._own)
+            return cache.kept_file.read(self.path, self._about, private=self._own)
         except cache.kept_file.ForeignError as error:
             raise ConfigError(
                 f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
@@ -217,7 +220,7 @@ class IndexStore:
             parts.append(earlier.take(arrays.to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            cache.kept_file.write(self.path, [whole], self._about, own=self._own)
+            cache.kept_file.write(self.path, [whole], self._about, private=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 

@@ -58,7 +58,7 @@ class FileList:
     cache: Store | None = None
     prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
-    #: The names below what was listed, which are the same wherever that stands.
+    #: The names below the listed folder, which are the same wherever that stands.
     below: list[str] = field(default_factory=list, repr=False)
     _process: int = field(default_factory=os.getpid, repr=False)
     _machine: str = field(default_factory=platform.node, repr=False)
@@ -97,7 +97,7 @@ class FileList:
         names = list(map(errors.known_name, self.names))
         if len(set(names)) == len(names):
             return names
-        return self.kept_names()  # only what may be a secret tells them apart
+        return self.kept_names()  # only possible secrets tell them apart
 
     def kept_names(self) -> list[str]:
         """The names for files on this machine, without secrets of URLs."""
@@ -153,8 +153,8 @@ class ListFiles(ListingSource):
     - A folder stands for all files of the reader's format in it and its subfolders (without a reader,
       ``.parquet`` and ``.pq``), except hidden ones and names that begin with ``_``.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for the files and folders that
-      it matches, or for what has exactly this name.
-    - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
+      it matches, or for a file or folder of exactly this name.
+    - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is any of these on that file system.
 
     Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
     tables with versions see ``read_delta``, ``read_iceberg`` and ``read_lance``.
@@ -199,7 +199,7 @@ class ListFiles(ListingSource):
     prefetch_bytes: int | str = PREFETCH_BYTES
     refresh: Literal["epoch"] | None = None
 
-    #: The only files that are listed, by their names below what was listed.
+    #: The only files that are listed, by their names below the listed folder.
     only: ClassVar[tuple[str, ...] | None] = None
     #: Whether these are files by the very names of ``urls``, as a table's log has them.
     exact: ClassVar[bool] = False

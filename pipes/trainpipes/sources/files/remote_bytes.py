@@ -22,10 +22,10 @@ from trainpipes.sources.files.file_bytes import KeptFiles
 from trainpipes.sources.files.folders import reported
 from trainpipes.sources.files.list_files import FileList
 
-#: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
-#: the gap are fetched as one: about what the wait for a request costs in bytes.
+#: Bytes of a request at most, so that several connections share the work; ranges closer to each other than
+#: the gap are fetched together: about the bytes that arrive in the time of a request.
 PART_BYTES, GAP = 4 << 20, 64 << 10
-#: Small files that are fetched by one call.
+#: Small files that are fetched by a single call.
 AT_ONCE = 512
 #: Bytes of a chunk on a local disk; how many of them threads may fetch at the same time, about.
 CHUNK, LOCKS = 4 << 20, 256
@@ -87,7 +87,7 @@ class RemoteBytes(file_bytes.FileBytes):
         return [file_bytes.cut(parts, starts, start, stop) for start, stop in ranges]
 
     def _confirm(self) -> None:
-        """Raise if the file is another one by now, where replies do not tell."""
+        """Raise if the file has been replaced, where replies do not tell."""
         if not self.checked and (how := self._change()):
             raise file_bytes.changed(Place(self.name), how)
 
@@ -145,13 +145,13 @@ class CachedBytes(RemoteBytes):
 
 
 def _belonging(mark: bytes, content: Any) -> memoryview | None:
-    """A chunk's bytes; None if it is another one's file, by a name that is not its own."""
+    """A chunk's bytes; None if the file holds another chunk."""
     view = memoryview(content)
     return view[: -len(mark)] if bytes(view[-len(mark) :]) == mark else None
 
 
 def _fill(data: memoryview, mark: bytes, file: BinaryIO) -> None:
-    """The bytes, and what they are: their file and range."""
+    """The bytes, and where they are from: their file and range."""
     file.write(data)
     file.write(mark)
     add_checksum(file)
@@ -160,7 +160,7 @@ def _fill(data: memoryview, mark: bytes, file: BinaryIO) -> None:
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
-    """Have small remote files in memory, many by one call, which takes half the time."""
+    """Have small remote files in memory, many by a single call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
         if 0 < files.sizes[n] <= kept.most and is_checked(files.system(n), files.stamps[n]):

@@ -25,7 +25,7 @@ class TableFields:
 
     Args:
         schema: all columns.
-        by_number: whether files' fields are known by number, where they have one.
+        by_number: whether files' fields are known by their numbers, where they have numbers.
     """
 
     schema: pa.Schema
@@ -33,28 +33,28 @@ class TableFields:
 
     def place(self, field: pa.Field, fields: Sequence[pa.Field]) -> int | None:
         """Where a field of the table stands among those of a file; None if the file lacks it."""
-        return next((n for n, own in enumerate(fields) if self._is(field, own)), None)
+        return next((n for n, stored in enumerate(fields) if self._is(field, stored)), None)
 
-    def _is(self, field: pa.Field, own: pa.Field) -> bool:
-        about, number = field.metadata or {}, (own.metadata or {}).get(IN_FILE)
+    def _is(self, field: pa.Field, stored: pa.Field) -> bool:
+        about, number = field.metadata or {}, (stored.metadata or {}).get(IN_FILE)
         known = about.get(IN_FILE, about.get(IN_DELTA)) if self.by_number else None
         if known is not None and number is not None:
             return bool(known == number)
         names = about.get(PHYSICAL, field.name.encode()).decode().split("\0")
-        return own.name in names
+        return stored.name in names
 
-    def paths(self, wanted: pa.Field, field: pa.Field, own: pa.Field, path: str) -> list[str]:
+    def paths(self, wanted: pa.Field, field: pa.Field, stored: pa.Field, path: str) -> list[str]:
         """What of a file's column must be read for a column, or those of its fields that are wanted."""
         inner: list[str] = []
         if pa.types.is_struct(wanted.type):
-            for child, whole, part in self._parts(wanted.type, field.type, own.type):
+            for child, whole, part in self._parts(wanted.type, field.type, stored.type):
                 if part is not None:
                     inner += self.paths(child, whole, part, f"{path}.{part.name}")
         return inner or [path]
 
-    def _parts(self, wanted: Any, whole: Any, own: Any) -> list[tuple[Any, Any, Any]]:
+    def _parts(self, wanted: Any, whole: Any, stored: Any) -> list[tuple[Any, Any, Any]]:
         """For each wanted field of a struct: itself, the table's, and the file's."""
-        fields = fields_of(own)
+        fields = fields_of(stored)
         parts = []
         for child in fields_of(wanted):
             place = self.place(whole.field(child.name), fields)
@@ -64,12 +64,12 @@ class TableFields:
     def named(self, fields: Sequence[pa.Field], table: Sequence[pa.Field]) -> list[pa.Field]:
         """A file's fields by the table's names; those that it does not have by names of no column."""
         renamed = []
-        for own in fields:
-            field = next((each for each in table if self._is(each, own)), None)
-            kind = own.type
+        for stored in fields:
+            field = next((each for each in table if self._is(each, stored)), None)
+            kind = stored.type
             if field is not None and pa.types.is_struct(kind) and pa.types.is_struct(field.type):
                 kind = pa.struct(self.named(fields_of(kind), fields_of(field.type)))
-            renamed.append(pa.field(f"\0{own.name}" if field is None else field.name, kind))
+            renamed.append(pa.field(f"\0{stored.name}" if field is None else field.name, kind))
         return renamed
 
     def conformed(
@@ -84,12 +84,12 @@ class TableFields:
         nulls = column.is_null() if column.null_count else None
         if pa.types.is_struct(kind):
             children = []
-            for child, own, part in self._parts(kind, whole, column.type):
+            for child, inner_field, part in self._parts(kind, whole, column.type):
                 if part is None:
                     children.append(pa.nulls(len(column), child.type))
                 else:
                     inner = column.field(column.type.get_field_index(part.name))
-                    children.append(self.conformed(inner, child, own, place))
+                    children.append(self.conformed(inner, child, inner_field, place))
             return pa.StructArray.from_arrays(children, fields=fields_of(kind), mask=nulls)
         if pa.types.is_map(kind):
             keys = self.conformed(column.keys, kind.key_field, whole.key_field, place)

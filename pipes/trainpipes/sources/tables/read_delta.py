@@ -39,7 +39,7 @@ class ReadDelta(ReadTable):
     ``deltalake`` says which files make the version, their partition values and the rows that are deleted;
     the rows are read as ``read_parquet`` reads them. Columns that were added, renamed, widened or dropped
     come as the version has them, null where a file is older. Without ``version`` a run reads the version
-    that is the newest when it begins: its states name it, and a resume reads that one.
+    that is the newest when it begins: its states name it, and a resume reads that version.
 
     Args:
         uri: a path or URL of the table.
@@ -118,7 +118,7 @@ class ReadDelta(ReadTable):
         )  # fmt: skip
 
     def _table(self, number: Any) -> tuple[Any, int]:
-        """The table at a version, and its newest one."""
+        """The table at a version, and its newest version."""
         from deltalake import DeltaTable
 
         options = of_object_store(self.storage_options)
@@ -144,15 +144,15 @@ class ReadDelta(ReadTable):
         protocol = table.protocol()
         asked = {*(protocol.reader_features or ())} - FEATURES
         if protocol.min_reader_version > 3 or asked:
-            what = f"reader version {protocol.min_reader_version}"
-            what = f"the feature {min(asked)!r}" if asked else what
+            feature = f"reader version {protocol.min_reader_version}"
+            feature = f"the feature {min(asked)!r}" if asked else feature
         elif '"variant"' in table.schema().to_json():
-            what = "columns of type variant"
+            feature = "columns of type variant"
         else:
-            what = ""
-        if what:
+            feature = ""
+        if feature:
             raise UnreadableError(
-                f"read_delta: the table {self.uri} needs {what}, which this reader does not have; write "
+                f"read_delta: the table {self.uri} needs {feature}, which this reader does not have; write "
                 "a copy of the table without it",
                 path=str(self.uri),
             )
@@ -161,12 +161,12 @@ class ReadDelta(ReadTable):
         numbers = {_plain(url): n for n, url in enumerate(urls)}
         deleted = {}
         paths = vectors.column("filepath").to_pylist()
-        for path, kept in zip(paths, vectors.column("selection_vector"), strict=True):
+        for path, selection in zip(paths, vectors.column("selection_vector"), strict=True):
             file = numbers.get(_plain(path))
             if file is None:
                 said = f"read_delta: rows of {path} are deleted, which is no file of the version"
                 raise UnreadableError(f"{said}; repair the log of {self.uri}", path=str(self.uri))
-            deleted[file] = np.flatnonzero(~to_numpy(kept.values))
+            deleted[file] = np.flatnonzero(~to_numpy(selection.values))
         return deleted
 
 
@@ -187,11 +187,11 @@ class LogBounds:
             known = self._columns(name)
             if known is None or not _is_exact(self.schema.field(name).type):
                 continue
-            for file, own in enumerate(of_files):
+            for file, bounds_of_file in enumerate(of_files):
                 least, most, nulls, rows = (column[file] for column in known)
                 bounds = log_bounds(*_whole(least, most), nulls.as_py(), rows.as_py())
                 if bounds is not None:
-                    own[(name,)] = bounds
+                    bounds_of_file[(name,)] = bounds
         return of_files
 
     def _columns(self, name: str) -> list[Any] | None:

@@ -36,7 +36,7 @@ class ReadIceberg(ReadTable):
     ``pyiceberg`` says which files make the snapshot and which of their rows are deleted; the rows are read
     as ``read_parquet`` reads them. Columns are known by their ids: those that were added, renamed, widened or
     dropped come as the snapshot has them. Without ``snapshot_id`` a run reads the snapshot that is the newest
-    when it begins: its states name it, and a resume reads that one.
+    when it begins: its states name it, and a resume reads that version.
 
     Args:
         table: its name in the catalog, such as ``"lake.events"``; a ``pyiceberg`` table, of which name and
@@ -99,12 +99,12 @@ class ReadIceberg(ReadTable):
             from pyiceberg.table import StaticTable
 
             known = self.table.catalog
-            kept: dict[str, Any] = {"table": ".".join(self.table.name())}
+            saved: dict[str, Any] = {"table": ".".join(self.table.name())}
             if isinstance(self.table, StaticTable):
-                kept = {"table": self.table.metadata_location}
+                saved = {"table": self.table.metadata_location}
             elif self.catalog is None:
-                kept["catalog"] = {"name": known.name, **known.properties}
-            self._set(**kept)
+                saved["catalog"] = {"name": known.name, **known.properties}
+            self._set(**saved)
         good = isinstance(self.table, str | os.PathLike) and str(self.table).strip()
         rule = "a name in a catalog, a pyiceberg table, or a path of a metadata file"
         require(good, "read_iceberg(table)", rule, self.table)
@@ -134,15 +134,15 @@ class ReadIceberg(ReadTable):
                 "rewrite the table's files as Parquet",
                 path=odd[0].file_path,
             )
-        own = None if not snapshot else table.snapshot_by_id(snapshot).schema_id
-        kept = (
+        schema_id = None if not snapshot else table.snapshot_by_id(snapshot).schema_id
+        fields_left = (
             snapshot
-            if own in (None, schema.schema_id) and snapshot
+            if schema_id in (None, schema.schema_id) and snapshot
             else f"{snapshot}:{schema.schema_id}"
         )
         fields = TableFields(_arrow_schema(table, schema), by_number=True)
         return TableVersion(
-            kept,
+            fields_left,
             snapshot == (newest.snapshot_id if newest else 0),
             f"iceberg {table.metadata.table_uuid}",
             fields,
@@ -224,13 +224,13 @@ def _arrow_schema(table: Any, schema: Any) -> pa.Schema:
         return whole
 
     def named(field: pa.Field, known: Mapping[int, Any]) -> pa.Field:
-        own = known.get(int(field.metadata[IN_FILE]))
-        if own is None:
+        known_field = known.get(int(field.metadata[IN_FILE]))
+        if known_field is None:
             return field
-        inner = {each.field_id: each for each in own.fields}
+        inner = {each.field_id: each for each in known_field.fields}
         if pa.types.is_struct(field.type):
             field = field.with_type(pa.struct([named(f, inner) for f in fields_of(field.type)]))
-        names = "\0".join(own.names).encode()
+        names = "\0".join(known_field.names).encode()
         return field.with_metadata({**field.metadata, PHYSICAL: names})
 
     return pa.schema([named(field, {f.field_id: f for f in mapping.root}) for field in whole])

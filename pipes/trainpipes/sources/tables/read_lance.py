@@ -32,7 +32,7 @@ class ReadLance(ReadTable, random_access=True):
 
     Rows can be read by number: ``shuffle(scope="global")``, samplers and weights take them where they lie.
     In file order, and for a shuffle within a buffer, they are read block by block. Without ``version`` a run
-    reads the version that is the newest when it begins: its states name it, and a resume reads that one.
+    reads the version that is the newest when it begins: its states name it, and a resume reads that version.
 
     Args:
         uri: a path or URL of the table.
@@ -116,7 +116,7 @@ class ReadLance(ReadTable, random_access=True):
 
 
 class LanceRows(RandomAccessSource):
-    """The rows of a version, in blocks of one fragment each."""
+    """The rows of a version, a block for each fragment."""
 
     is_ours = True
 
@@ -134,8 +134,9 @@ class LanceRows(RandomAccessSource):
             [file.file_size_bytes or 0 for each in fragments for file in each.files], dtype=np.int64
         )
         rows = [each.physical_rows - gone for each, gone in zip(fragments, deleted, strict=True)]
-        self._deleted, self.names = deleted, [f"{uri}/data/{p}" for own in files for p in own]
-        self._first_name = [f"{uri}/data/{own[0]}" for own in files]
+        self._deleted = deleted
+        self.names = [f"{uri}/data/{path}" for paths in files for path in paths]
+        self._first_name = [f"{uri}/data/{paths[0]}" for paths in files]
         blocks = [np.diff(cut_evenly(count, BLOCK_ROWS)) for count in rows]
         self.lengths = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
         counts = [len(each) for each in blocks]
@@ -144,7 +145,7 @@ class LanceRows(RandomAccessSource):
         self._first_row: IntArray = np.append(0, np.cumsum(rows)).astype(np.int64)
         self._rows_of: dict[int, IntArray] = {}
         self.epoch_files = [f"version/{table.version}"]
-        self._content, self._newest = digest([name for own in files for name in own]), newest
+        self._content, self._newest = digest([path for paths in files for path in paths]), newest
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         first = int(self._starts[block])
@@ -168,7 +169,7 @@ class LanceRows(RandomAccessSource):
         except Exception as error:
             block = int(np.searchsorted(self._starts, first, side="right")) - 1
             name = self._first_name[int(self.file_of_block[block])]  # type: ignore[index]
-            name = next((own for own in self.names if own in str(error)), name)
+            name = next((file_name for file_name in self.names if file_name in str(error)), name)
             raise UnreadableError(
                 f"{name}: the rows here cannot be read: {type(error).__name__}: {one_line(error):.200}; "
                 "restore the file, or read another version",
@@ -199,8 +200,8 @@ class LanceRows(RandomAccessSource):
     def _rows_in_file(self, fragment: int) -> IntArray:
         """Where the rows of a fragment stand in it, those counted that are deleted."""
         if fragment not in self._rows_of:
-            own = self._table.get_fragments()[fragment]
-            found = own.to_table(columns=[], with_row_address=True).column(0)
+            fragment_rows = self._table.get_fragments()[fragment]
+            found = fragment_rows.to_table(columns=[], with_row_address=True).column(0)
             rows = to_numpy(one_chunk(found)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
             self._rows_of[fragment] = rows.astype(np.int64)
         return self._rows_of[fragment]

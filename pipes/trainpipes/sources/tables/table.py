@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from trainpipes import errors
 from trainpipes._internal.checks import column_names, require
-from trainpipes.columns.expressions import text_of
+from trainpipes.columns.columns import text_of
 from trainpipes.errors import cut
 from trainpipes.filesystems.retry import NORMAL
 from trainpipes.interfaces.source import RowSource
@@ -113,8 +113,8 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
         return self._rows_of(self._version(self._wanted))
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """What a format's library raises, in one line of ours that names the table."""
+    def _explained(self, problem: str) -> Iterator[None]:
+        """Raise errors of a format's library as one of ours that names the table."""
         try:
             yield
         except (errors.TrainpipesError, MemoryError, KeyboardInterrupt):
@@ -133,7 +133,7 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
             missing |= isinstance(error, FileNotFoundError)
             kind = errors.MissingFilesError if missing else errors.UnreadableError
             raise kind(
-                f"{self.name}: {what} ({type(error).__name__}: {said}); is the address right, and are "
+                f"{self.name}: {problem} ({type(error).__name__}: {said}); is the address right, and are "
                 "credentials given?",
                 path=self._said_uri,
             ) from error
@@ -161,9 +161,9 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
     def _listing(self, urls: Sequence[str], known: Mapping[str, Any] | None = None) -> ListFiles:
         """A list of these files, by options of ours, and those of fsspec that the table has."""
         options = self.options
-        given = {name: options[name] for name in OF_FILES if name in options}
-        given["storage_options"] = {**(known or {}), **(given.get("storage_options") or {})}
-        return ListFiles(list(urls), **given)._resolved(exact=True)
+        listing = {name: options[name] for name in OF_FILES if name in options}
+        listing["storage_options"] = {**(known or {}), **(listing.get("storage_options") or {})}
+        return ListFiles(list(urls), **listing)._resolved(exact=True)
 
     def _files(
         self, number: int | str, urls: Sequence[str], known: Mapping[str, Any] | None = None
@@ -191,9 +191,9 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
     def _rows_of(self, version: Any) -> table_files.TableSource:
         columns, filter = self.options["columns"], checked_filter(self.options["filter"], self.name)
         files = self._files(version.number, version.urls, version.storage_options)
-        kept = [n for n, name in enumerate(files.names) if name not in self.bad_files]
+        usable = [n for n, name in enumerate(files.names) if name not in self.bad_files]
         source = table_files.rows_of(
-            version, files, kept, columns, filter, str(self), self._said_uri
+            version, files, usable, columns, filter, str(self), self._said_uri
         )
         source.leave_out(self.options["on_error"])
         return source

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.expressions import rows_that_match, text_of
+from trainpipes.columns.columns import rows_that_match, text_of
 from trainpipes.errors import DataError
 from trainpipes.interfaces.source import Place
 from trainpipes.sources import parquet_filter
@@ -32,18 +32,18 @@ NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False)
 class TableVersion:
-    """What a format's library says of one version.
+    """What a format's library says of a version.
 
     Args:
         number: of the version or snapshot.
-        newest: whether it is the newest one.
-        table: what tells the table from others.
+        newest: whether it is the newest version.
+        table: an identifier of the table.
         fields: its columns.
         urls: its files, in order.
         constants: values of columns that are the same in all of a file, a row for each file.
         deleted: rows of a file that the version does not have, ascending, by the file's number.
         absent: for each file, values of columns that are not in it; null for others.
-        bounds: of columns by their names, what the log says of their values in each file; None if nothing.
+        bounds: of columns by their names, bounds of their values in each file, by the log; None if nothing.
         storage_options: those of fsspec that the table itself has.
     """
 
@@ -62,7 +62,7 @@ class TableVersion:
 def rows_of(
     version: TableVersion,
     files: FileList,
-    kept: list[int],
+    usable: list[int],
     columns: Sequence[str] | None,
     filter: pc.Expression | None,
     caller: str,
@@ -82,16 +82,16 @@ def rows_of(
         parquet_filter.check_fits(filter, schema, caller)
         of_log = None if version.bounds is None else version.bounds(needed)
         facts = _facts(constants, len(files))
-        may = set(parquet_filter.may_hold(filter, schema, facts, of_log).tolist()) if kept else ()
-        matching = [n for n in kept if n in may] or kept[:1]
-        pruned, kept = len(kept) - len(matching), matching
-    numbers = np.array(kept, dtype=np.int64)
+        may = set(parquet_filter.may_hold(filter, schema, facts, of_log).tolist()) if usable else ()
+        matching = [n for n in usable if n in may] or usable[:1]
+        pruned, usable = len(usable) - len(matching), matching
+    numbers = np.array(usable, dtype=np.int64)
     files, constants = files.pick(numbers), constants.take(to_arrow(numbers))
     bounds: dict[int, parquet_filter.FileBounds] = {}
 
     def look(file: int, metadata: Any, data: FileBytes) -> None:
-        own = fields_of(metadata.schema.to_arrow_schema())
-        named = pa.schema(fields.named(own, fields_of(fields.schema)))
+        stored = fields_of(metadata.schema.to_arrow_schema())
+        named = pa.schema(fields.named(stored, fields_of(fields.schema)))
         bounds[file] = parquet_filter.bounds_of(metadata, data, filter, named)
 
     sized = None if columns is None else _names_in_files(fields.schema, schema.names)
@@ -99,19 +99,19 @@ def rows_of(
     facts, layouts = _facts(constants, len(files)), []
     known: dict[int, FileColumns] = {}  # files share schemas
     for file, layout in enumerate(footers.layouts):
-        own = layout.schema
-        if id(own) not in known:
-            known[id(own)] = FileColumns.of(fields, schema, constant, own)
-        missing = known[id(own)].missing
-        absent = version.absent[kept[file]] if version.absent else {}
+        stored = layout.schema
+        if id(stored) not in known:
+            known[id(stored)] = FileColumns.of(fields, schema, constant, stored)
+        missing = known[id(stored)].missing
+        absent = version.absent[usable[file]] if version.absent else {}
         known_values = {n: pa.scalar(absent.get(n), schema.field(n).type) for n in missing}
         for name, value in known_values.items():
             known_value = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
             facts[file] = [*facts[file], known_value]
         values = {name: constants.column(name)[file] for name in constant} | known_values
-        deleted = version.deleted.get(kept[file], NO_ROWS)
+        deleted = version.deleted.get(usable[file], NO_ROWS)
         layouts.append(
-            _of_version(layout, values, deleted, known[id(own)], files.names[file], caller)
+            _of_version(layout, values, deleted, known[id(stored)], files.names[file], caller)
         )
     rows = np.concatenate([NO_ROWS, *(each.rows for each in layouts)])
     gone = [len(each.deleted) for each in layouts]
@@ -171,12 +171,12 @@ def _facts(constants: pa.Table, files: int) -> list[parquet_filter.Facts]:
 def _names_in_files(schema: pa.Schema, names: Sequence[str]) -> list[str]:
     """What files are likely to call columns, for the sizes of these."""
     about = [(name, schema.field(name).metadata or {}) for name in names]
-    return [*names, *(own[PHYSICAL].decode() for _, own in about if PHYSICAL in own)]
+    return [*names, *(metadata[PHYSICAL].decode() for _, metadata in about if PHYSICAL in metadata)]
 
 
 @dataclass(frozen=True)
 class FileColumns:
-    """What is read of the files of one schema, by the names in them, for columns of the table."""
+    """What is read of the files of a schema, by the names in them, for columns of the table."""
 
     read: list[str]
     names: dict[str, str]
@@ -184,9 +184,9 @@ class FileColumns:
 
     @staticmethod
     def of(
-        fields: TableFields, schema: pa.Schema, constant: Sequence[str], own: pa.Schema
+        fields: TableFields, schema: pa.Schema, constant: Sequence[str], stored: pa.Schema
     ) -> FileColumns:
-        inside, read, names, missing = fields_of(own), list[str](), dict[str, str](), list[str]()
+        inside, read, names, missing = fields_of(stored), list[str](), dict[str, str](), list[str]()
         for wanted in fields_of(schema):
             if wanted.name in constant:
                 continue
