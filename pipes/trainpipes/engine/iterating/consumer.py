@@ -93,17 +93,20 @@ class Consumer:
         self._options = options
         self._between_items = between_items
         self._after = after
-        #: Whether it has no more items; whether its iterator is gone.
+        #: Whether its end was reported (``finish``); whether its iterator is gone, set from outside.
         self.ended = self.left = False
-        #: What stages had counted when it began.
+        #: Counts of stages when it began; set by ``_start_work``.
         self._counted: list[Numbers] | None = None
+        #: Its items once opened, and once other threads work on them; with the workers and threads.
         self._items: ShardItems | SharedItems | None = None
         self._started: ShardItems | SharedItems | None = None
         self._workers: Workers | None = None
         self._pool: Pool | None = None
+        #: Whether ``__next__`` came to the end.
         self._over = False
         self._num_shards = plan.chain.num_shards
         self._stride = topology.world_size * topology.num_workers
+        #: The number of the next batch; ``__next__`` counts on.
         self._next = topology.next_slot(position.m, self.origin)
         #: Whether it ends at the first missing batch, with all ranks; else it gives the rest.
         may_end_together = plan.counts.ends_unevenly and not plan.chain.uneven
@@ -119,18 +122,20 @@ class Consumer:
         self._least, self._most = 0, None
         if plan.counts.limits_items:
             self._least, self._most = plan.chain.skip_batches, plan.chain.stop_batches
+        #: Shards that it reads; and those of them that had ended at the position. Set once.
         self._own = topology.shards(self.origin, plan.chain.num_shards)
         self._ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
-        #: Of those that give it batches, which may have more.
+        #: Shards that give it batches and may have more; ``__next__`` takes out those that end.
         self._running = topology.own_shards(self.origin, plan.chain.num_shards) - self._ended
-        #: The batch number of the item made last.
+        #: The batch number of the item made last; set by ``__next__``.
         self.m: int | None = None
         #: Whether a state has cursors, and which shards moved since the last item was looked at.
         self._has_cursors = not plan.counted
         self._moved = set(self._own) if self._has_cursors else set()
-        #: Where it stands after the item given last, if items are made before they are given.
+        #: Where it stands after the item given last, if items are made earlier; set by ``gave``.
         self.given: ConsumerPosition | None = None
-        self._cursors: dict[int, str] = {}  # after that item
+        #: Cursors by shard after that item; ``given_up_to`` updates those that moved.
+        self._cursors: dict[int, str] = {}
         if self._has_cursors:
             position.require(self._own)
 

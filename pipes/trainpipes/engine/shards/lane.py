@@ -56,36 +56,42 @@ class Lane:
         unroll: Unroll = Run.unroll,
         singly: bool = False,
     ) -> None:
+        # Set once: the shards of the process, the plan, the shard's number, and how a run becomes items.
         self._shards, self._plan = shards, shards.plan
         self._shard, self._pass_number = shard, pass_number
         self._unroll = unroll
         self.singly = singly
         start = dict(cursor or {})
+        #: Items of the pass that were taken (``advance``), and that are in runs made so far (``make``).
         self._delivered = self._given_out = int(start.pop("delivered", 0))
-        #: Whether all items are taken.
+        #: Whether all items are taken; set by ``go_to``.
         self.ended = bool(start.pop("ended", False))
         chain = self._plan.chain
-        #: How many items come before each change of a mix's weights, and which weights are opened.
+        #: How many items come before each change of a mix's weights; set once.
         self._changes = [
             slots_before(new.batch, shard, chain.num_shards) for new in self._plan.new_weights
         ]
+        #: Which of the new weights the opened runs have; set by ``_change_weights``.
         self._weights: int | None = None
         self._first_epoch = first = chain.first_epoch(pass_number)
         self._endless = chain.endless and not self._plan.counts.known
         starts = not start or chain.rolling
         self._enter(first if starts else innermost(start)["epoch"], start or None)
-        self._given = self.epoch if start else self.epoch - 1  # the last epoch that gave something
-        # Of the run whose items are taken:
+        #: The last epoch that gave an item; set by ``next_run``.
+        self._given = self.epoch if start else self.epoch - 1
+        # The run whose items are taken, set by ``go_to``: items, positions, the next item's number
+        # and the items left, which ``advance`` counts.
         self._items: MutableSequence[Any] = []
         self._cursors: Cursors | None = None
         self._k = 0
-        #: Items left of it.
         self.left = 0
-        self._stands = dict(self._start)  # while there is no run
+        #: The position while there is no run; set by ``go_to`` at the end.
+        self._stands = dict(self._start)
 
     # Runs
 
     def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
+        """Begin an epoch; sets the fields of the epoch that runs are made of."""
         plan, self.epoch = self._plan, epoch
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
         self._skip, self._until = plan.counts.chunks(slot)
@@ -98,9 +104,13 @@ class Lane:
                 cursor["stream"] = stream
             if self._given_out and plan.chain.takes_turns:
                 cursor["turn"] = [self._given_out, self._first_epoch]
+        #: Where runs are opened; ``_change_weights`` moves it on.
         self._start = cursor
-        self._at = int(cursor["at"])  # batches of the slot before the next run
-        self._made: tuple[Cursors, int] | None = None  # of the epoch's last run, and where it ends
+        #: Batches of the slot before the next run; ``next_run`` counts them.
+        self._at = int(cursor["at"])
+        #: Positions of the epoch's last run, and where it ends; set by ``next_run``.
+        self._made: tuple[Cursors, int] | None = None
+        #: The open stages; set by ``_open``, None where they are to be opened anew.
         self._opened: tuple[Iterator[Run], Submitted | None] | None = None
         self._expect(cursor)
 

@@ -53,6 +53,7 @@ class ShardItems:
         sharers: int = 1,
         own: Callable[[int], bool] | None = None,
     ) -> None:
+        # Set once: the plan, the position of the start, how many lanes there are, and how many are here.
         self._plan = plan
         self._position = position
         self._num_lanes = plan.counts.num_shards
@@ -60,15 +61,19 @@ class ShardItems:
         self._shards = Shards(plan, windows, self._own, None, stage_pool, own)
         self._pool = pool
         self._unroll = unroll
+        #: Lanes by their numbers; ``_of`` opens them, ``_at_next_run`` replaces them after an error.
         self._lanes: dict[int, Lane] = {}
-        #: The batch for which each lane needs its next run; what gives those that are in work.
+        #: Heap of (batch, lane) that need a run; pending runs by lane. ``_begin`` moves them on.
         self._due: list[tuple[int, int]] = []
         self._in_work: dict[int, Callable[[], RunItems | None]] = {}
+        #: Most runs in work, and the distance of consecutive batches; set by ``begin``.
         self._most = 0 if pool is None else pool.threads + MOST_WAITING
-        self._stride = 0  # the distance of consecutive batches
-        self._made_to = 0  # the batch up to which the pool makes items
-        self._given = math.inf  # when the last item was given
-        self._is_at_work = False  # whether the program worked between the last two
+        self._stride = 0
+        #: The batch up to which the pool makes items; ``_make_ahead`` moves it on.
+        self._made_to = 0
+        #: When the last item was given, and whether the program worked since; set by ``take``.
+        self._given = math.inf
+        self._is_at_work = False
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Have other threads, or a stage's workers, begin at batch ``m``."""

@@ -105,7 +105,7 @@ class Ahead:
         self.upcoming: dict[Any, float] = {}
         self.held = 0.0
         self._futures: dict[Any, Future] = {}
-        #: What somebody waits for before its turn; set once it is being opened.
+        #: Blocks that somebody waits for before their turn; a flag is set once its block is being opened.
         self._wanted: dict[Any, locks.Flag] = {}
         self._readers.add(self)
 
@@ -225,16 +225,23 @@ class BlockReader:
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
         self._ahead = Ahead(fetch, lambda blocks: blocks.size, most)
-        self._fetches: dict[int, _Fetch] = {}  # for each block that is fetched ahead
+        #: Fetches by block, of blocks that are fetched ahead; set by ``expect``.
+        self._fetches: dict[int, _Fetch] = {}
+        # The block that is open, its file, the file as the format has it, and where the format's blocks
+        # end in it; set where a block is opened.
         self._block = self._file = -1
-        self._opened: Any = None  # the file, as the format has it
-        self._ends: IntArray = np.zeros(0, dtype=np.int64)  # of the format's blocks in it
-        self._number = -1  # of the one that is decoded
+        self._opened: Any = None
+        self._ends: IntArray = np.zeros(0, dtype=np.int64)
+        # The format's block that is decoded, its batches and the last batch; set as it is decoded.
+        self._number = -1
         self._batches: Iterator[tuple[int, Any]] = iter(())
-        self._batch: Any = None  # the last one
-        self._begins = self._row = 0  # in the file: of that batch, and of the next one
-        self._next = 0  # the first row that is not decoded yet
-        self._bad = 0  # rows that cannot be read, of those of the format's block before it
+        self._batch: Any = None
+        #: Rows in the file: where the last batch begins, and where the next begins.
+        self._begins = self._row = 0
+        #: The first row that is not decoded yet.
+        self._next = 0
+        #: Unreadable rows of the format's block before that row.
+        self._bad = 0
 
     def expect(
         self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
