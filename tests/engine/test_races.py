@@ -119,7 +119,7 @@ def test_the_order_of_an_epochs_blocks_can_be_asked_for_by_several_at_once() -> 
 @pytest.mark.parametrize("unroll", [list, lambda rows: LazyBatches(lambda k: int(rows[k]), len(rows))],
                          ids=["at once", "when taken"])  # fmt: skip
 def test_a_batch_of_a_shared_shard_can_be_asked_for_by_several_at_once(unroll: Any) -> None:
-    shards: Any = SimpleNamespace(own=lambda m: m % 2 == 0, last_opened=())
+    shards: Any = SimpleNamespace(is_own=lambda m: m % 2 == 0, last_opened=())
     run: Any = SimpleNamespace(pick=lambda rows: rows)
 
     def make() -> Any:

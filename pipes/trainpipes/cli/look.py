@@ -223,7 +223,7 @@ def locate_command(
     source: str,
     step: int | None,
     files: tuple[str, ...],
-    given: shared.PipelineOptions,
+    pipe_options: shared.PipelineOptions,
     checkpoint: str | None,
     as_json: bool,
     **how: Any,
@@ -242,7 +242,7 @@ def locate_command(
         raise click.UsageError("give one of STEP and --checkpoint")
     from trainpipes import locate
 
-    pipe = given.pipeline(source, files)
+    pipe = pipe_options.pipeline(source, files)
     at = step if checkpoint is None else _state(checkpoint)
     if checkpoint is None and how["epoch"] is None:
         how["epoch"] = 0
@@ -270,7 +270,7 @@ def find_command(
     rows: tuple[str, ...],
     listed: Any,
     files: tuple[str, ...],
-    given: shared.PipelineOptions,
+    pipe_options: shared.PipelineOptions,
     checkpoint: str | None,
     epochs: tuple[int, ...],
     as_json: bool,
@@ -293,7 +293,7 @@ def find_command(
 
     state = None if checkpoint is None else _state(checkpoint)
     epoch = list(epochs) or (0 if state is None else None)
-    steps = find(given.pipeline(source, files), names, epoch=epoch, state=state, **how)
+    steps = find(pipe_options.pipeline(source, files), names, epoch=epoch, state=state, **how)
     if as_json:
         shared.print_json(steps.to_dict())
     else:

@@ -105,7 +105,7 @@ def tokenize_command(
     paths: tuple[str, ...],
     recipe: str | None,
     config: str | None,
-    given: shared.PipelineOptions,
+    pipe_options: shared.PipelineOptions,
     verify: bool,
     as_json: bool,
     **others: Any,
@@ -122,8 +122,8 @@ def tokenize_command(
       trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
-    pipe = given.named(recipe, config, files)
-    storage = given.storage_options if "://" in folder else None
+    pipe = pipe_options.named(recipe, config, files)
+    storage = pipe_options.storage_options if "://" in folder else None
     from trainpipes.prepare import tokenize
 
     started = time.monotonic()
@@ -131,7 +131,7 @@ def tokenize_command(
     if verify:
         done.verify()
     seconds = time.monotonic() - started
-    options = {} if recipe is None else given.recipe_options()
+    options = {} if recipe is None else pipe_options.recipe_options()
     options |= {"storage_options": storage} if storage else {}
     train = _train(done, folder, recipe, options)
     if as_json:

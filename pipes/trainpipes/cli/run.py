@@ -137,7 +137,7 @@ def command(
     source: str,
     more_files: tuple[str, ...],
     files: tuple[str, ...],
-    given: shared.PipelineOptions,
+    pipe_options: shared.PipelineOptions,
     simulate_step: float,
     show: int,
     html: str | None,
@@ -162,7 +162,7 @@ def command(
         raise click.UsageError("give one of --steps and --epochs")
     if show and as_json:
         raise click.UsageError("give --show or --json, not both")
-    pipe = given.pipeline(source, (*files, *more_files))
+    pipe = pipe_options.pipeline(source, (*files, *more_files))
     from trainpipes.engine.iterating.iteration_state import plan_of
 
     if epochs and plan_of(pipe).chain.endless:

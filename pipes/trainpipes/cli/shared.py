@@ -221,7 +221,7 @@ class PipelineOptions:
 
 
 def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name a pipeline, together, as ``given``."""
+    """Give a command the options that name a pipeline, together, as ``pipe_options``."""
 
     @STORAGE_OPTIONS
     @option("--allow-imports", is_flag=True, help="Import functions that the config names.")
@@ -233,7 +233,7 @@ def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
         pipeline_options = {
             name: options.pop(name) for name in PipelineOptions.__dataclass_fields__
         }
-        return command(given=PipelineOptions(**pipeline_options), **options)
+        return command(pipe_options=PipelineOptions(**pipeline_options), **options)
 
     return taking
 

@@ -305,18 +305,6 @@ class CachedBlocks(Protocol):
     def describe(self) -> str: ...
 
 
-class CalledAhead(Protocol):
-    """A stage that makes several rows of each, whose function workers may call ahead."""
-
-    def call_ahead(self, run: Run) -> Run:
-        """The rows that the function makes of each, as items, for ``after_calls``."""
-        ...
-
-    def after_calls(self) -> Stage:
-        """This stage, for rows that ``call_ahead`` has made."""
-        ...
-
-
 class PackingStage(RegroupStage, keeps_rows=False):
     """A stage that makes rows of others after they are dealt: a row of several, or several of a row."""
 

@@ -187,8 +187,8 @@ def locate(
     """
     require(is_pipeline_or_loader(run), "locate(run)", "a pipeline or a Loader", run)
     iteration = iteration_of(run)
-    plan, (own, world) = iteration.plan, iteration.ranks()
-    rank, world = own if rank is None else rank, world if world_size is None else world_size
+    plan, (own_rank, world) = iteration.plan, iteration.ranks()
+    rank, world = own_rank if rank is None else rank, world if world_size is None else world_size
     topology = iteration_of(
         Record(plan.chain.stages).distributed(rank=rank, world_size=world)
     ).topology()

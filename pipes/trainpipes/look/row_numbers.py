@@ -104,7 +104,7 @@ def numbered(inputs: Inputs, rows: Sequence[RowName], option: str) -> NumberedRo
     by_file = _by_file(rows, option)
     files = _files(inputs, {os.path.basename(path) for (path, *_), _ in by_file if path})
     ids, which = [NONE], [NONE]
-    for (file_name, whole), (places, own) in by_file.items():
+    for (file_name, whole), (places, rows_in_file) in by_file.items():
         numbers = np.array(places, dtype=np.int64)
         for file in _of_name(files, *file_name, option):
             if whole:
@@ -112,7 +112,7 @@ def numbered(inputs: Inputs, rows: Sequence[RowName], option: str) -> NumberedRo
                 ids += [every] * len(numbers)
                 which += [np.full(len(every), number) for number in numbers]
             else:
-                found, of_rows = file.ids_of(np.array(own, dtype=np.int64))
+                found, of_rows = file.ids_of(np.array(rows_in_file, dtype=np.int64))
                 ids.append(found)
                 which.append(numbers[of_rows])
     every, names = np.concatenate(ids), np.concatenate(which)
@@ -158,9 +158,9 @@ def _by_file(rows: Sequence[RowName], option: str) -> _Wanted:
         # Of plain ones there may be millions.
         if not (type(row) is int and row >= 0 and (path is None or type(path) is str)):
             path, source, group, row = named(name, option)
-        places, own = of_files[(path, source, group), row is None]
+        places, rows_in_file = of_files[(path, source, group), row is None]
         places.append(number)
-        own.append(row)
+        rows_in_file.append(row)
     return of_files
 
 

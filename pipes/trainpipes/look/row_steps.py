@@ -92,10 +92,10 @@ def _by_arithmetic(
                 row = row + (epoch - first) * (after - begin)
             chunk, index = layout.chunks_of(span, row)
             m = chunk * layout.num_spans + span - counts.shift(epoch, first)
-            kept = np.flatnonzero((m >= (0 if chain.rolling else start)) & (m < stop))
-            m = m[kept]
+            in_range = np.flatnonzero((m >= (0 if chain.rolling else start)) & (m < stop))
+            m = m[in_range]
             of_epoch = np.full(len(m), epoch, dtype=np.int64)
-            parts.append(Steps(which[kept], m, m // world_size, index[kept], of_epoch))
+            parts.append(Steps(which[in_range], m, m // world_size, index[in_range], of_epoch))
     return Steps.join(parts)
 
 
@@ -133,17 +133,17 @@ def _places(
     spans = np.searchsorted(edges, row, side="right") - 1
     with Progress("looking for rows in shuffle windows", len(which), "rows") as progress:
         for span in np.unique(spans).tolist():
-            own = np.flatnonzero(spans == span)
-            in_span = row[own] - edges[span]
+            here = np.flatnonzero(spans == span)
+            in_span = row[here] - edges[span]
             if plan.chain.seed is not None:
                 windows = layout.windows_of(span, in_span)
                 sorted_by_window = np.argsort(windows, kind="stable")
-                own, in_span = own[sorted_by_window], in_span[sorted_by_window]
+                here, in_span = here[sorted_by_window], in_span[sorted_by_window]
                 cuts = np.flatnonzero(np.diff(windows[sorted_by_window])) + 1
-                for part in np.split(np.arange(len(own)), cuts):
+                for part in np.split(np.arange(len(here)), cuts):
                     in_span[part] = _shuffled(plan, layout, epoch, span, in_span[part])
                     progress.advance(len(part))
-            yield which[own], span, in_span
+            yield which[here], span, in_span
 
 
 def _shuffled(plan: Plan, layout: Layout, epoch: int, span: int, rows: IntArray) -> IntArray:
@@ -218,8 +218,8 @@ def _hits(run: Run, rows: NumberedRows) -> list[Any]:
     starts = np.arange(len(block) + 1) if run.bounds is None else run.bounds
     item = np.searchsorted(starts, row, side="right") - 1
     for n in np.unique(item).tolist():
-        own = np.flatnonzero(item == n)
-        items[n] = which[own], row[own] - starts[n], pieces.epochs[at[own]]
+        hits = np.flatnonzero(item == n)
+        items[n] = which[hits], row[hits] - starts[n], pieces.epochs[at[hits]]
     return items
 
 

@@ -281,3 +281,8 @@ class ReadAgain:
     """Bytes that were decompressed only to reach later ones."""
 
     bytes: int = 0
+
+
+def opened(data: FileBytes, compression: str, again: ReadAgain) -> FileBytes | Decompressed:
+    """The bytes of a file, decompressed if it is compressed."""
+    return Decompressed(data, compression, again) if compression else data

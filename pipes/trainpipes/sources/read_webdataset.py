@@ -206,11 +206,7 @@ class TarSamples(formats.Format):
 
     def open(self, data: FileBytes, layout: formats.Layout) -> Any:
         assert isinstance(layout, Members)
-        return (
-            compressed.Decompressed(data, layout.compression, self.again)
-            if layout.compression
-            else data
-        )
+        return compressed.opened(data, layout.compression, self.again)
 
     def ranges(
         self, layout: formats.Layout, block: int, columns: Sequence[str] | None

@@ -224,11 +224,7 @@ class TextFormat(text_pieces.TextRows):
 
     def open(self, data: FileBytes, layout: formats.Layout) -> FileBytes | compressed.Decompressed:
         assert isinstance(layout, text_pieces.TextLayout)
-        return (
-            compressed.Decompressed(data, layout.compression, self.again)
-            if layout.compression
-            else data
-        )
+        return compressed.opened(data, layout.compression, self.again)
 
     def ranges(
         self, layout: formats.Layout, block: int, columns: Sequence[str] | None

@@ -53,7 +53,7 @@ def agreement_over(topology: Topology) -> Agreement:
 
 
 def from_first_rank(
-    topology: Topology, make: Callable[[], str], why: str, what: str, or_else: str
+    topology: Topology, make: Callable[[], str], why: str, subject: str, or_else: str
 ) -> str:
     """A text that rank 0 makes, on all data-parallel ranks; if it fails there, it fails on all.
 
@@ -66,7 +66,7 @@ def from_first_rank(
             text = f"+{make()}"
         except Exception as error:
             text, failed = f"-{type(error).__name__}: {error}", error
-    group = _group_over(topology, why, what, or_else)
+    group = _group_over(topology, why, subject, or_else)
     if topology.members and len(topology.members) != dist.get_world_size():
         raise TopologyError(
             f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "
@@ -86,25 +86,25 @@ def from_first_rank(
     return said[1:]
 
 
-def members_of(topology: Topology, why: str, what: str, or_else: str) -> tuple[int, ...]:
+def members_of(topology: Topology, why: str, subject: str, or_else: str) -> tuple[int, ...]:
     """The data-parallel ranks among those of ``torch.distributed``; raises TopologyError if unknown."""
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
-            f"{why}, so that its ranks must agree {what}, and torch.distributed is not initialized: call "
+            f"{why}, so that its ranks must agree {subject}, and torch.distributed is not initialized: call "
             f"init_process_group() first, or {or_else}"
         )
     members = topology.members or tuple(range(dist.get_world_size()))
     if len(members) != topology.world_size:
         raise TopologyError(
             f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
-            f"{len(members)}, so that it is not known which ranks must agree {what}: give "
+            f"{len(members)}, so that it is not known which ranks must agree {subject}: give "
             "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
         )
     return members
 
 
-def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.ProcessGroupGloo:
-    members = members_of(topology, why, what, or_else)
+def _group_over(topology: Topology, why: str, subject: str, or_else: str) -> dist.ProcessGroupGloo:
+    members = members_of(topology, why, subject, or_else)
     world = dist.group.WORLD
     if (world, members) not in _groups:
         for known in [known for known in _groups if known[0] is not world]:

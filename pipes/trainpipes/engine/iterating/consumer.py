@@ -133,7 +133,7 @@ class Consumer:
         self._has_cursors = not plan.counted
         self._moved = set(self._own) if self._has_cursors else set()
         #: Where it stands after the item given last, if items are made earlier; set by ``gave``.
-        self.given: ConsumerPosition | None = None
+        self.noted: ConsumerPosition | None = None
         #: Cursors by shard after that item; ``given_up_to`` updates those that moved.
         self._cursors: dict[int, str] = {}
         if self._has_cursors:
@@ -257,7 +257,7 @@ class Consumer:
         known = not self._least or self.topology.num_workers == 1
         return items_of(
             plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers,
-            own=(lambda m: (m - first) % stride == 0) if known else None,
+            is_own=(lambda m: (m - first) % stride == 0) if known else None,
         )  # fmt: skip
 
     # Where it stands
@@ -278,24 +278,24 @@ class Consumer:
         over = self.plan.counts.known and (self._over or m >= self.end)
         return ConsumerPosition(m, self._next, over, moved)
 
-    def gave(self, given: ConsumerPosition) -> None:
+    def gave(self, position: ConsumerPosition) -> None:
         """Note where it stands, where items are made before they are given."""
-        self.given = given
-        self._cursors.update(given.moved)
+        self.noted = position
+        self._cursors.update(position.moved)
 
     def given_up_to(self) -> ConsumerPosition:
         """Where it stands after the item given last."""
-        if self.given is not None:
-            return self.given
-        made = self.made_up_to()
-        self._cursors.update(made.moved)
-        return made
+        if self.noted is not None:
+            return self.noted
+        position = self.made_up_to()
+        self._cursors.update(position.moved)
+        return position
 
     @property
     def last_number(self) -> int:
         """The number of the item given last; before the first, one less than where it starts."""
-        if self.given is not None and self.m is not None:
-            return self.given.upcoming - self._stride
+        if self.noted is not None and self.m is not None:
+            return self.noted.upcoming - self._stride
         return self.position.m - 1 if self.m is None else self.m
 
     def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
@@ -339,8 +339,8 @@ class Consumer:
         start = self.position.m
         if not start or not self.plan.counted or self.plan.grows:
             return False
-        own = start if self.plan.chain.uneven else self.topology.first(start)
-        return own >= self.end
+        own_first = start if self.plan.chain.uneven else self.topology.first(start)
+        return own_first >= self.end
 
     @property
     def others_have_more(self) -> bool:

@@ -176,14 +176,14 @@ class EpochCounter:
                 now.upcoming = epoch + now.offset
             now.named = epoch
 
-    def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The next pass's number and load; ``own`` where an iterator has its own."""
+    def claim(self, loaded: tuple[int, int] | None = None) -> tuple[int, int]:
+        """The next pass's number and load; ``loaded`` where an iterator has its own."""
         with self._lock:
             self.now.elsewhere = 0
-            if own is not None:
-                if self.now.loaded not in (0, own[1]):
-                    return own
-                self.now.upcoming = own[0]
+            if loaded is not None:
+                if self.now.loaded not in (0, loaded[1]):
+                    return loaded
+                self.now.upcoming = loaded[0]
             return self._claim()
 
     def begin_in_loader(self, number: int, load: int) -> None:

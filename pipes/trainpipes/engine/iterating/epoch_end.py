@@ -57,7 +57,7 @@ def say_uneven(
         return
     shard = first % plan.chain.num_shards if first < plan.chain.num_shards else None
     ranks = "the ranks end together," if topology.world_size > 1 else "steps end"
-    what, why = _left(left, batches), f"{ranks} where the first shard does"
+    loss, why = _left(left, batches), f"{ranks} where the first shard does"
     way = "add .repeat() and count steps, to leave out none"
     if shard is not None:
         stages = " and ".join(map(str, _dropping(plan))) or "the stages"
@@ -66,7 +66,7 @@ def say_uneven(
             "a filter by where rows stand in the files leaves some shards none: write the rows that it keeps "
             'to files of their own, or deal rows in turn by sharding_filter(split="stride")'
         )
-    log.warning("epoch %d: %s: %s; %s", epoch, what, why, way)
+    log.warning("epoch %d: %s: %s; %s", epoch, loss, why, way)
 
 
 def _left(left: int, batches: int) -> str:

@@ -239,7 +239,7 @@ class EpochIterator:
 
     def _begin(self, claims: bool = False) -> Consumer:
         """The pass at hand, which is opened once: a pass that can't be opened is not claimed."""
-        current, iteration, own = self._current, self._iteration, self._own
+        current, iteration, loaded = self._current, self._iteration, self._own
         if current is not None and self._is_claimed:
             return current
         if self._shared is not None:
@@ -247,7 +247,7 @@ class EpochIterator:
             self._is_claimed = True
             return current
         coming = iteration.passes.next_pass()
-        start = iteration.upcoming() if own is None else iteration.loaded(own[1])
+        start = iteration.upcoming() if loaded is None else iteration.loaded(loaded[1])
         if claims:
             iteration.list_files(start)
         if current is None or current.plan.growing or start != self._start:
@@ -255,7 +255,7 @@ class EpochIterator:
         self._start = start
         if claims:
             try:
-                self._start = iteration.claim(own, (coming, start))
+                self._start = iteration.claim(loaded, (coming, start))
                 if self._start != start:  # another iterator has begun that pass meanwhile
                     current = self._open(self._start)
                 iteration.begin(current)
@@ -288,7 +288,7 @@ class EpochIterator:
         )
 
     def _begin_worker(self, shared: Shared) -> Consumer:
-        iteration, own = self._iteration, self._own
+        iteration, loaded = self._iteration, self._own
         begin_report(iteration.passes.profile)
         placing = iteration.plan.chain.device_stages
         if placing:
@@ -296,10 +296,10 @@ class EpochIterator:
                 f"{placing[0]} runs in the process that trains, not in a worker of a plain "
                 "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
-        if own is None:
+        if loaded is None:
             self._start = iteration.start(*iteration.passes.join(shared))
             return self._open(self._start)
-        position, topology = iteration.loaded(own[1]), iteration.topology()
+        position, topology = iteration.loaded(loaded[1]), iteration.topology()
         turn = json.loads(position.extra.get("turn", "{}"))
         saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
         if saved != (topology.worker, topology.num_workers):

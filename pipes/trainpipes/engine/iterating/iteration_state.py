@@ -221,15 +221,15 @@ class IterationState:
         self.last = consumer
 
     def claim(
-        self, own: tuple[int, Position] | None, upcoming: tuple[tuple[int, int], Position]
+        self, loaded: tuple[int, Position] | None, upcoming: tuple[tuple[int, int], Position]
     ) -> Position:
-        """Where the pass that begins now starts; ``own``: an iterator's load and position. ``found``: what
+        """Where the pass that begins now starts; ``loaded``: an iterator's load and position. ``found``: what
         came next before, and where it starts: a loaded position takes time, in which Ctrl-C may come.
         """
         self._warn_of_rest()
-        if own is not None:
-            position = self.loaded(own[1])
-            self.passes.claim((position.pass_number, own[0]))
+        if loaded is not None:
+            position = self.loaded(loaded[1])
+            self.passes.claim((position.pass_number, loaded[0]))
         elif self._goes_on:
             return self.upcoming()
         else:
@@ -292,8 +292,8 @@ class IterationState:
 
     def start_of(self, number: int) -> Position:
         of_pass, reweighed = self._reweighed
-        own = reweighed if number == of_pass else carried(reweighed)
-        return Position(number, 0, self.plan.chain.num_shards, reweighed=own)
+        weights = reweighed if number == of_pass else carried(reweighed)
+        return Position(number, 0, self.plan.chain.num_shards, reweighed=weights)
 
     def reweighed(self) -> Reweighed:
         """The weights of a mix that have been changed for the pass at hand, or else for the next."""

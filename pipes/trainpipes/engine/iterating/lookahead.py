@@ -87,18 +87,18 @@ class Lookahead(Iterator[Any]):
 
     def is_last(self) -> bool:
         """Whether the item given last ends the pass; asks no other rank. May take one more item."""
-        consumer, given = self._consumer, self._given()
+        consumer, position = self._consumer, self._given()
         if self._agrees:
-            return given.over
-        if not given.over and not self._taken:
+            return position.over
+        if not position.over and not self._taken:
             self._look_ahead()
         if self._taken and isinstance(self._taken[0].error, StopIteration):
             coming, topology = self._taken[0], consumer.topology
             over = coming.state.over or topology.world_size * topology.num_workers == 1
             coming.state = coming.state._replace(over=over)
-            consumer.gave(given._replace(over=over))  # before StopIteration is raised
+            consumer.gave(position._replace(over=over))  # before StopIteration is raised
             return True
-        return given.over
+        return position.over
 
     def _look_ahead(self) -> None:
         if self._agrees:
@@ -113,7 +113,7 @@ class Lookahead(Iterator[Any]):
     def _given(self) -> ConsumerPosition:
         """Where the consumer stands after the item given last; from now on it notes that."""
         consumer = self._consumer
-        if consumer.given is None:
+        if consumer.noted is None:
             consumer.gave(consumer.made_up_to())
         return consumer.given_up_to()
 

@@ -51,14 +51,14 @@ class ShardItems:
         unroll: Unroll = Run.unroll,
         stage_pool: Pool | None = None,
         sharers: int = 1,
-        own: Callable[[int], bool] | None = None,
+        is_own: Callable[[int], bool] | None = None,
     ) -> None:
         # Set once: the plan, the position of the start, how many lanes there are, and how many are here.
         self._plan = plan
         self._position = position
         self._num_lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes // sharers
-        self._shards = Shards(plan, windows, self._own, None, stage_pool, own)
+        self._shards = Shards(plan, windows, self._own, None, stage_pool, is_own)
         self._pool = pool
         self._unroll = unroll
         #: Lanes by their numbers; ``_of`` opens them, ``_at_next_run`` replaces them after an error.
@@ -194,7 +194,7 @@ class ShardItems:
 def _made_now(make: Callable[[], RunItems | None]) -> Callable[[], RunItems | None]:
     """What gives a run that is made at once, or raises in its turn."""
     try:
-        made = make()
+        items = make()
     except Exception as error:
         raised = error
 
@@ -202,16 +202,16 @@ def _made_now(make: Callable[[], RunItems | None]) -> Callable[[], RunItems | No
             raise raised
 
         return fail
-    return lambda: made
+    return lambda: items
 
 
 def _with_first(make: Callable[[], RunItems | None]) -> RunItems | None:
     """A run whose first item is made, too."""
-    made = make()
-    if made is not None and isinstance(made.items, LazyBatches):
+    run_items = make()
+    if run_items is not None and isinstance(run_items.items, LazyBatches):
         with suppress(Exception):  # it is raised where the item is due
-            made.items[made.first]
-    return made
+            run_items.items[run_items.first]
+    return run_items
 
 
 def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
@@ -227,7 +227,7 @@ def items_of(
     alone: bool = False,
     unroll: Unroll = Run.unroll,
     sharers: int = 1,
-    own: Callable[[int], bool] | None = None,
+    is_own: Callable[[int], bool] | None = None,
 ) -> ShardItems:
     """The items of some shards of a pass, from a position on.
 
@@ -235,16 +235,16 @@ def items_of(
         alone: whether the thread that iterates calls user functions.
         sharers: how many consumers take turns at these shards. Where batches are counted, each has lanes
             of its own; else it passes over the batches of the others.
-        own: then says which batches are this consumer's.
+        is_own: then says which batches are this consumer's.
     """
     makers, stage_pool = (None, pool) if alone else (pool, None)
-    own = None if plan.counted or sharers == 1 else own
+    is_own = None if plan.counted or sharers == 1 else is_own
     sharers = sharers if plan.counted else 1
     lanes = -(-_lanes(plan, len(shards), makers, stage_pool) // sharers) * sharers
     plan = plan.in_lanes(lanes)
     windows = open_windows(plan, pool, position.pass_number)
     return ShardItems(
-        plan, position, len(shards), windows, makers, unroll, stage_pool, sharers, own
+        plan, position, len(shards), windows, makers, unroll, stage_pool, sharers, is_own
     )
 
 

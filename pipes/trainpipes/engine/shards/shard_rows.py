@@ -117,7 +117,7 @@ class Shards:
     Args:
         count: shards of the process.
         most_rows: rows in a run, at most.
-        own: of a consumer that passes over batches of others: whether a batch, by its number, is its own.
+        is_own: of a consumer that passes over batches of others: whether a batch, by its number, is its own.
             The last stages run only for these.
     """
 
@@ -126,7 +126,7 @@ class Shards:
     count: int = 1
     most_rows: int | None = None
     stage_pool: Pool | None = None
-    own: Callable[[int], bool] | None = None
+    is_own: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         # A run holds every window that it has rows of: no more than a part of a window.
@@ -144,7 +144,7 @@ class Shards:
     @cached_property
     def last(self) -> tuple[RunStage, ...]:
         """Those that run for own batches alone."""
-        return () if self.own is None else last_stages(self.plan)
+        return () if self.is_own is None else last_stages(self.plan)
 
     @cached_property
     def last_opened(self) -> tuple[Any, ...]:
@@ -166,9 +166,9 @@ def own_items(
     shards: Shards, run: Run, numbers: Sequence[int], unroll: Unroll
 ) -> MutableSequence[Any]:
     """The items of a run, by the numbers of its batches; those of other consumers are not made."""
-    if shards.own is None:
+    if shards.is_own is None:
         return unroll(run)
-    own = [k for k, m in enumerate(numbers) if shards.own(m)]
+    own = [k for k, m in enumerate(numbers) if shards.is_own(m)]
     items: MutableSequence[Any] = [None] * len(numbers)
     if own:
         run = run.pick(np.array(own, dtype=np.int64))
@@ -190,12 +190,12 @@ def _later(stages: Sequence[Any], run: Run, unroll: Unroll) -> LazyBatches:
     for stage in stages[:-1]:
         run = called(stage, stage.process, run)
     count, wait = len(run), stages[-1].submit_run(run)
-    made: list[MutableSequence[Any]] = []
+    items_of_run: list[MutableSequence[Any]] = []
 
     def make(k: int) -> Any:
-        if not made:
-            made.append(unroll(wait()))
-        return made[0][k]
+        if not items_of_run:
+            items_of_run.append(unroll(wait()))
+        return items_of_run[0][k]
 
     return LazyBatches(make, count)
 

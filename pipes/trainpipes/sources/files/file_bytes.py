@@ -151,8 +151,8 @@ class FileBytes(ABC):
     checked: bool
     local = False
 
-    def __init__(self, file: int, kept: KeptFiles) -> None:
-        self._file, self._kept = file, kept
+    def __init__(self, file: int, in_memory: KeptFiles) -> None:
+        self._file, self._kept = file, in_memory
 
     @abstractmethod
     def read(self, ranges: Ranges) -> list[memoryview]:
@@ -187,9 +187,13 @@ class LocalBytes(FileBytes):
     checked = local = True
 
     def __init__(
-        self, name: str, listed: tuple[int, str, int], file: int = 0, kept: KeptFiles | None = None
+        self,
+        name: str,
+        listed: tuple[int, str, int],
+        file: int = 0,
+        in_memory: KeptFiles | None = None,
     ) -> None:
-        super().__init__(file, kept or KeptFiles())
+        super().__init__(file, in_memory or KeptFiles())
         self.name, self._listed, self.size = name, listed, listed[2]
         self.version = " ".join(map(str, listed))
 

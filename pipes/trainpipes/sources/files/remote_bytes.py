@@ -33,22 +33,24 @@ _locks: dict[tuple[int, int], InterruptibleLock] = {}  # by process and chunk
 
 
 def open_bytes(
-    files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
+    files: FileList, file: int, requests: Requests | None = None, in_memory: KeptFiles | None = None
 ) -> file_bytes.FileBytes:
-    kept = kept or KeptFiles()
+    in_memory = in_memory or KeptFiles()
     if is_local(files.system(file)):
         listed = files.inode(file), files.stamps[file], int(files.sizes[file])
-        return file_bytes.LocalBytes(files.paths[file], listed, file, kept)
+        return file_bytes.LocalBytes(files.paths[file], listed, file, in_memory)
     in_chunks = files.cache is not None and files.stamps[file]
     kind = CachedBytes if in_chunks else RemoteBytes
-    return kind(files, file, requests or Requests(files.retry), kept)
+    return kind(files, file, requests or Requests(files.retry), in_memory)
 
 
 class RemoteBytes(file_bytes.FileBytes):
     """The bytes of a file on a server, by requests of ranges."""
 
-    def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
-        super().__init__(file, kept)
+    def __init__(
+        self, files: FileList, file: int, requests: Requests, in_memory: KeptFiles
+    ) -> None:
+        super().__init__(file, in_memory)
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
         self.name, self.version = files.names[file], files.stamps[file]
         size = int(files.sizes[file])
@@ -104,8 +106,10 @@ class RemoteBytes(file_bytes.FileBytes):
 class CachedBytes(RemoteBytes):
     """Chunks by URL, size and version, in a folder that processes share."""
 
-    def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
-        super().__init__(files, file, requests, kept)
+    def __init__(
+        self, files: FileList, file: int, requests: Requests, in_memory: KeptFiles
+    ) -> None:
+        super().__init__(files, file, requests, in_memory)
         assert files.cache is not None
         self._cache = files.cache
         about = f"{known_name(self.name)}\0{self.version}\0{self.size}"
@@ -158,18 +162,18 @@ def _fill(data: memoryview, mark: bytes, file: BinaryIO) -> None:
 
 
 def fetch_small(
-    files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
+    files: FileList, numbers: Sequence[int], in_memory: KeptFiles, requests: Requests, most: int
 ) -> None:
     """Have small remote files in memory, many by a single call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
-        if 0 < files.sizes[n] <= kept.most and is_checked(files.system(n), files.stamps[n]):
+        if 0 < files.sizes[n] <= in_memory.most and is_checked(files.system(n), files.stamps[n]):
             by_system.setdefault(int(files.system_of[n]), []).append(n)
     for some in by_system.values():
         for at in range(0, len(some), AT_ONCE):
             which = some[at : at + AT_ONCE]
             sizes = files.sizes[which].tolist()
-            if sum(sizes) <= kept.left:
+            if sum(sizes) <= in_memory.left:
                 wanted = [
                     (files.paths[n], (0, size), files.stamps[n], size)
                     for n, size in zip(which, sizes, strict=True)
@@ -177,4 +181,4 @@ def fetch_small(
                 contents = requests.small_files(files.system(which[0]), wanted, most)
                 for n, size, content in zip(which, sizes, contents, strict=True):
                     if isinstance(content, bytes) and len(content) == size:
-                        kept.keep(n, content)
+                        in_memory.keep(n, content)
