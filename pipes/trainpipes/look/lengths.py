@@ -122,7 +122,7 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
 
     Args:
         plan: without an endless stage.
-        made: items that come out of a stage for each that goes in, where rows were read to say so.
+        ratios: items that come out of a stage for each that goes in, where rows were read to say so.
     """
     chain, source = plan.chain, plan.inputs.source
     rows = rows_of(source)
