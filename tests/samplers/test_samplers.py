@@ -699,3 +699,8 @@ def test_a_sampler_without_a_length_is_refused(length):
 def test_rows_that_are_not_there_are_never_drawn(index):
     with pytest.raises(tp.DataError, match=r"order must give 6 row numbers, .* 0 to 5"):
         rows_of_own(lambda rows: rows, index)
+
+
+def test_a_sampler_and_a_batch_sampler_are_not_given_at_once() -> None:
+    with pytest.raises(tp.ConfigError, match="must have a sampler or a batch_sampler, got both"):
+        tp.from_dataset([1], sampler=[0], batch_sampler=[[0]])

@@ -95,7 +95,7 @@ def test_steps_of_buckets_are_even(ranks: int) -> None:
 def test_steps_of_balanced_batches_are_even(
     make: Callable[[tp.Pipeline], tp.Pipeline], options: Any, cost: Any, most: float
 ) -> None:
-    batches = make(dealt(rows=12_000))
+    batches = make(dealt())
     balanced = largest_of_mean(batches.balance(**options), cost)
     assert balanced < most
     assert balanced <= largest_of_mean(batches, cost)
