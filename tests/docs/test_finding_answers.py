@@ -115,3 +115,62 @@ def test_headings_of_errors_are_the_words_of_messages() -> None:
             assert place >= 0, f"{kind}: {heading}"
         caught = "catch_warnings" if kind.endswith("Warning") else f"except (?:tp\\.)?{kind} as"
         assert re.search(caught, below), f"{kind} is what is caught"
+
+
+#: Twenty questions of users: the page, one click from the README, and the anchor of the section.
+ONE_CLICK = {
+    "can I resume on fewer GPUs": ("docs/resume.md", "several-ranks"),
+    "how do I train on two nodes": ("docs/nodes.md", "start"),
+    "which slices does a context parallel rank get": (
+        "docs/nodes.md", "tensor-pipeline-and-context-parallel"),
+    "rows turned out to be of a test set: how do I train on without them": (
+        "docs/epochs.md", "how-to-leave-out-rows-from-a-batch-on"),
+    "can it read shards of MosaicML": ("docs/migrating.md", "grain-litdata-energon-mds-tfdata-dali"),
+    "I come from Grain": ("docs/migrating.md", "grain-litdata-energon-mds-tfdata-dali"),
+    "I use torchtitan": ("docs/frameworks.md", "torchtitan"),
+    "how large is a state, and what is in it": ("docs/resume.md", "what-a-state-holds"),
+    "what must not change between two runs": ("docs/resume.md", "what-may-change"),
+    "my job gets SIGTERM": ("docs/preemption.md", "in-the-loop"),
+    "how do I weight two sources": ("docs/mixing.md", "weights"),
+    "pairs for DPO": ("docs/recipes.md", "preference"),
+    "my optimizer step must be the same on 4 GPUs as on 8": (
+        "docs/resume.md", "the-same-step-on-any-number-of-ranks"),
+    "a file is damaged": ("docs/bad-rows.md", "damaged-files"),
+    "ranks have different numbers of batches": ("docs/epochs.md", "the-end-of-an-epoch"),
+    "how fast is it beside the others": ("benchmarks/README.md", "results"),
+    "can I tokenize before I train": ("docs/prepare.md", "how-to-tokenize-ahead"),
+    "why does my GPU wait": ("docs/speed.md", "why-does-my-run-wait"),
+    "does packing let documents see each other": ("docs/tokens.md", "attention-within-documents"),
+    "TFRecord files": ("docs/extend.md", "a-file-format"),
+}  # fmt: skip
+
+
+def test_nineteen_of_twenty_questions_are_answered_within_one_click() -> None:
+    here = {page for page, _ in links("README.md")}
+    found = [page in here and anchor in sections(page) for page, anchor in ONE_CLICK.values()]
+    assert len(found) == 20
+    assert sum(found) >= 19, [q for q, good in zip(ONE_CLICK, found, strict=True) if not good]
+
+
+#: Words of the README and of all pages, without code blocks, addresses of links and what pictures show; and
+#: of all pages without code that stands in lines, too.
+MOST_WORDS = {"README.md": 700, "docs": 29_400, "prose": 26_000}
+
+
+def words(text: str) -> int:
+    for left_out in (
+        r"<!--.*?-->",
+        r"!\[[^\]]*\]\([^)]*\)",
+        r"(?<=\])\([^)]*\)",
+        r"</?(?:details|summary)[^>]*>",
+    ):
+        text = re.sub(left_out, "", text, flags=re.DOTALL)
+    return len(re.findall(r"\S*\w\S*", CODE.sub("", text)))
+
+
+def test_pages_are_short() -> None:
+    texts = [(ROOT / page).read_text() for page in PAGES if page != "README.md"]
+    assert words((ROOT / "README.md").read_text()) <= MOST_WORDS["README.md"]
+    assert sum(map(words, texts)) <= MOST_WORDS["docs"], "what is said twice goes"
+    prose = [re.sub(r"`[^`\n]+`", "", CODE.sub("", text)) for text in texts]
+    assert sum(map(words, prose)) <= MOST_WORDS["prose"]
