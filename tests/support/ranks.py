@@ -24,6 +24,7 @@ from torch.utils.data._utils import worker as torch_worker
 import trainpipes as tp
 from trainpipes.engine.iterating import lookahead
 from trainpipes.engine.processes import handed_out
+from trainpipes.engine.processes.executors import Processes
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
 from trainpipes.engine.processes.process_worker import pickled, unpickled
 from trainpipes.engine.processes.stage_calls import StageCall
@@ -43,14 +44,15 @@ class OneProcessLoader(tp.Loader):
         super().__init__(pipeline, num_workers=num_workers)
         self.threads = 0
         self._workers = WorkersHere(
-            lambda: pipeline.stages, lambda: None, num_workers, 2, False, None
+            lambda: pipeline.stages, lambda: None, Processes(num_workers), 2, False, None
         )
 
 
 class WorkersHere(LoaderWorkers):
     def begin(self, plan: Any) -> handed_out.Workers:
-        call = StageCall(plan, self.stages(), self.most)
-        return handed_out.Workers(plan, call, DoneHere(call), 2 * self.most)  # type: ignore[arg-type]
+        count = self.executor.workers
+        call = StageCall(plan, self.stages(), count)
+        return handed_out.Workers(plan, call, DoneHere(call), 2 * count)  # type: ignore[arg-type]
 
 
 class DoneHere:
