@@ -60,6 +60,25 @@ def augmented(path: str, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(scaled))
 
 
+def busy(number: int) -> int:
+    """A number, after a millisecond of Python."""
+    end = time.perf_counter() + 1e-3
+    while time.perf_counter() < end:
+        pass
+    return number
+
+
+class Busy(Dataset[int]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return busy(index)
+
+
 class Augmented(Dataset[torch.Tensor]):
     """The same as a Dataset: with generators that a resume does not find again."""
 
@@ -89,11 +108,19 @@ def rates_of(images: int, workers: int, repeats: int) -> dict[str, float]:
             return partial(drained, pipe)
 
         options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True}
-        kept = {"num_workers": workers, "persistent_workers": True}
+        kept: dict[str, Any] = {"num_workers": workers, "persistent_workers": True}
+        numbers = tp.from_dataset(range(2 * images)).sharding_filter().shuffle(scope="global")
         contestants = {
             "map": ours(),
             "map, threads": ours(num_workers=workers),
             "map, processes": ours(num_workers=workers, method="process"),
+            "Loader, workers": partial(drained, tp.Loader(ours().args[0], **kept)),
+            "Loader, workers, Python": partial(
+                drained, tp.Loader(numbers.map(busy).batch(BATCH).collate(), **kept)
+            ),
+            "DataLoader, workers, Python": partial(
+                drained, DataLoader(Busy(2 * images), **options, **kept)
+            ),
             "DataLoader": partial(drained, DataLoader(Augmented(paths), **options)),
             "DataLoader, workers": partial(
                 drained, DataLoader(Augmented(paths), **options, **kept)

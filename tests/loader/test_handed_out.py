@@ -143,6 +143,70 @@ def test_workers_call_functions_and_the_batches_are_the_same(
     assert begun + [digest(item) for item in resumed] == given
 
 
+class Unsendable:
+    """What a function makes of a row, which no other process gets."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        raise TypeError("rows travel once")
+
+
+def unsendable(row: dict[str, Any]) -> dict[str, Any]:
+    elsewhere()
+    return {"row": Unsendable(row["id"]), "pid": os.getpid()}
+
+
+def numbers_of(batch: list[dict[str, Any]]) -> Any:
+    elsewhere()
+    return [row["row"].number for row in batch], {row["pid"] for row in batch} == {os.getpid()}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_rows_that_functions_make_do_not_travel_where_their_batches_do(drop_last: bool) -> None:
+    batches = rows().map(unsendable).batch(7, drop_last=drop_last)
+    found = list(tp.Loader(batches.collate(numbers_of), num_workers=2))
+    assert [here for _, here in found] == [True] * len(found)
+    plain = rows().batch(7, drop_last=drop_last)
+    assert [ids for ids, _ in found] == [[row["id"] for row in batch] for batch in plain]
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        (lambda p: p.batch(7).pad_collate(), lambda p: p.map(mapped)),
+        (lambda p: p.batch(7).collate(), lambda p: p.map(drawn, rng=True)),
+        (lambda p: p.batch(7).map(stacked), lambda p: p.map(mapped).filter(kept)),
+        (lambda p: p.batch(7).map(stacked), lambda p: p.filter(kept).map(mapped)),
+        (lambda p: p.batch(7).collate().batch(2), lambda p: p.map(mapped)),
+        (lambda p: p.bucket_by_length(7, column="id").collate(), lambda p: p.map(mapped)),
+        (lambda p: p.batch(max_tokens=900, column="id").collate(), lambda p: p.map(mapped)),
+        (lambda p: p.batch(7).skip(2).collate().take(9), lambda p: p.map(mapped)),
+        (lambda p: p.batch(7).collate(), lambda p: p.map_batches(columns)),
+    ],
+)
+def test_functions_below_and_above_batches_give_what_they_give_here(
+    above: Callable[..., tp.Pipeline],
+    below: Callable[..., tp.Pipeline],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pipe() -> tp.Pipeline:
+        return above(below(rows().select("id", "text")))
+
+    batches = tp.Loader(pipe(), num_workers=2)
+    iterator = iter(batches)
+    first = [digest(batch) for batch in islice(iterator, 5)]
+    state = batches.state_dict()
+    del iterator
+    monkeypatch.setitem(globals(), "HERE", True)
+    whole = [digest(batch) for batch in pipe()]
+    resumed = tp.Loader(pipe(), threads=0)
+    resumed.load_state_dict(state)
+    assert first == whole[:5]
+    assert [digest(batch) for batch in resumed] == whole[5:]
+
+
 def test_without_functions_no_worker_is_started() -> None:
     before = psutil.Process().children()
     loader = tp.Loader(rows().batch(4).collate(), num_workers=2)

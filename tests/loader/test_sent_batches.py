@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from trainpipes.engine.processes import process_worker
 from trainpipes.testing import digest
 
 BATCHES: list[Any] = [
@@ -157,3 +159,32 @@ def test_nothing_is_left_in_shared_memory() -> None:
     del batches
     after = set(os.listdir(place)) if place.exists() else set()
     assert not {name for name in after - before if "torch" in name}
+
+
+def large(batch: list[int]) -> dict[str, torch.Tensor]:
+    return {"x": torch.full((1 << 19,), batch[0], dtype=torch.int32), "n": torch.tensor(batch)}
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_large_batches_are_mapped_and_belong_to_whoever_gets_them() -> None:
+    own, before = psutil.Process(), psutil.Process().num_fds()
+    loader = tp.Loader(tp.from_dataset(range(80)).batch(2).collate(large), num_workers=2)
+    most = 0
+    for number, batch in enumerate(loader):
+        assert (batch["x"] == 2 * number).all()
+        batch["x"].add_(1)
+        assert batch["x"].data_ptr() % 64 == 0
+        most = max(most, own.num_fds() - before)
+    del batch, loader
+    gc.collect()
+    assert most < 30
+    assert not process_worker._maps
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_many_large_batches_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_worker, "MOST_MAPPED", 5)
+    pipe = tp.from_dataset(range(40)).batch(2).collate(large)
+    kept = list(tp.Loader(pipe, num_workers=2))
+    assert [digest(batch) for batch in kept] == [digest(batch) for batch in pipe]
+    assert len(process_worker._maps) <= 5

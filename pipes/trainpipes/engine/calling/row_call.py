@@ -117,6 +117,7 @@ class RowCall:
     def while_waiting(self) -> str:
         return self.said
 
+    shares = False
     way = 'use method="thread", or return arrays, tensors and plain values'
 
     def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:

@@ -219,6 +219,7 @@ class _TaskCall:
     said: str = "Processes(n)"
     way = "leave executor out"
     while_waiting = TURN
+    shares = False
     _opened: tuple[Callable[[Any, Any], Any], Any] | None = None
 
     def begin(self, worker: int) -> None:

@@ -11,7 +11,13 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage, WorkingStage
+from trainpipes.interfaces.stage_kinds import (
+    BatchingStage,
+    FinishingStage,
+    RegroupStage,
+    RunStage,
+    WorkingStage,
+)
 
 #: Fewest rows of a window in a task.
 LEAST_ROWS = 16
@@ -49,31 +55,60 @@ class Workers:
         made: list[Stage] = []
         group: list[Any] = []
 
+        def hand_out(stages: Sequence[Any], batch: Any = None) -> None:
+            last, first = stages[-1], self._numbers[id(stages[0])]
+            later = steps[steps.index(last) + 1 :]
+            keeps = any(isinstance(stage, RegroupStage) for stage in (last, *later))
+            cut = None if batch is None else self._numbers[id(batch)]
+            number = Group(first, self._numbers[id(last)] + 1, cut, keeps)
+            most_begun = max(2 if made else 1, -(-self.ahead // shards))
+            made.append(HandedOut(tuple(stages), self, number, most_begun))
+
         def end_group() -> None:
             worth = [n for n, stage in enumerate(group) if is_worth_it(stage)]
             if not worth:
                 made.extend(group)
             else:
                 first, stop = worth[0], worth[-1] + 1
-                later = steps[steps.index(group[stop - 1]) + 1 :]
-                last = group[stop - 1]
-                keeps = any(isinstance(stage, RegroupStage) for stage in (last, *later))
-                at = self._numbers[id(group[first])]
-                number = Group(at, at + stop - first, keeps)
                 made.extend(group[:first])
-                most_begun = max(2 if made else 1, -(-self.ahead // shards))
-                made.append(HandedOut(tuple(group[first:stop]), self, number, most_begun))
-                if is_called_ahead(last):
-                    made.append(last.after_calls())
+                hand_out(group[first:stop])
+                if is_called_ahead(group[stop - 1]):
+                    made.append(group[stop - 1].after_calls())
                 made.extend(group[stop:])
             group.clear()
 
-        for stage in stages:
+        def end_with_batches(batch: Stage, above: Sequence[Stage]) -> int:
+            """Hand out what makes rows with what is made of their batches; how many of these there are."""
+            first = next((n for n, stage in enumerate(group) if is_worth_it(stage)), len(group))
+            last = max(
+                (n + 1 for n, s in enumerate(above) if is_worth_it(s) or _collates(s)), default=0
+            )
+            below = group[first:]
+            if not (below and last and all(stage.traits.keeps_rows for stage in below)):
+                end_group()
+                made.append(batch)
+                return 0
+            made.extend((*group[:first], batch))
+            group.clear()
+            hand_out((*below, *above[:last]), batch)
+            return last
+
+        waiting = list(stages)
+        while waiting:
+            stage = waiting.pop(0)
             if isinstance(stage, RunStage) and not _has_workers(stage):
                 group.append(stage)
             elif is_called_ahead(stage):
                 group.append(stage)
                 end_group()
+            elif _cuts_by_count(stage):
+                alone = (
+                    n
+                    for n, s in enumerate(waiting)
+                    if not isinstance(s, RunStage) or _has_workers(s)
+                )
+                above = waiting[: next(alone, len(waiting))]
+                del waiting[: end_with_batches(stage, above)]
             else:
                 end_group()
                 made.append(stage)
@@ -101,6 +136,15 @@ class Workers:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _cuts_by_count(stage: Stage) -> bool:
+    """Whether a stage makes batches of so many rows each, whatever these hold."""
+    return isinstance(stage, BatchingStage) and stage.traits.keeps_rows and not stage.nested
+
+
+def _collates(stage: Stage) -> bool:
+    return isinstance(stage, FinishingStage)
 
 
 def _has_workers(stage: Stage) -> bool:

@@ -36,10 +36,15 @@ from trainpipes.interfaces.stage import Numbers, Stage
 
 
 class Group(NamedTuple):
-    """Stages that stand one above the other, by their numbers in ``steps_of`` a plan."""
+    """Stages that stand one above the other, by their numbers in ``steps_of`` a plan.
+
+    Where ``batch`` is among them, batches come in: the stages below it get their rows, those above it batches
+    again. What these make travels once, and rows that functions made do not.
+    """
 
     first: int
     stop: int
+    batch: int | None
     #: Whether a later stage looks at the rows of finished batches.
     keeps_rows: bool
 
@@ -98,6 +103,7 @@ class StageCall:
     _sampler: ActivitySampler | None = None
     #: What a thread is at that waits for a worker, which counts its own work.
     while_waiting = TURN
+    shares: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         plan = self.plan
@@ -137,11 +143,20 @@ class StageCall:
         """``words``: whether a profile is taken."""
         self._sampler = switched(self._sampler, bool(words))
         group, run = items[0], items[1].run()
+        batches = run
+        if group.batch is not None:
+            run = Run(
+                run.block, Cursors.counting({}, np.arange(len(run.block) + 1, dtype=np.int64))
+            )
         at_work = current()
         _seed(run, group.first)
         try:
             for number in range(group.first, group.stop):
                 stage = self._steps[number]
+                if number == group.batch:
+                    assert len(run) == len(batches.block), "the stages below batch() keep all rows"
+                    run = Run(run.block, batches.cursors, batches.bounds)
+                    continue
                 stage._draw_watch.reports = False  # the parent does
                 if at_work is not None:
                     at_work.place[:] = NO_ROW, number
@@ -149,6 +164,7 @@ class StageCall:
                     with doing(stage), naming_bad_values(run.block, stage):
                         run = called(stage, _function(stage), run)
             made = sent(run, group.keeps_rows)._replace(ends=run.cursors.rows)
+            self.shares = made.items is not None and made.data is None  # batches, and no rows
             return [made], None
         except BaseException as error:
             return [], error
