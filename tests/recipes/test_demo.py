@@ -63,8 +63,9 @@ def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
     assert len({footer.row_group(0).num_rows for footer in footers}) == len(paths)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [1, 2], ids=["a kill", "as it is"])
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["a kill", "as it is"]
+)
 def test_a_small_demo_ends_well(
     kills: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
