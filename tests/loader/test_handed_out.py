@@ -303,3 +303,16 @@ def test_a_start_method_that_is_none_is_refused() -> None:
         tp.ConfigError, match=r"multiprocessing_context\) must be one of .*'thread'"
     ):
         tp.Loader(CHAINS["map"](), num_workers=2, multiprocessing_context="thread")
+
+
+def test_another_batch_size_holds_from_a_batch_on_and_in_later_passes() -> None:
+    loader = tp.Loader(rows().map(str).batch(4).collate(list), threads=0)
+    batches = iter(loader)
+    assert len([*islice(batches, 5)]) == 5
+    state = loader.state_dict()
+    passes = []
+    for options in ({"threads": 0}, {"num_workers": 2, "persistent_workers": True}):
+        loader = tp.Loader(rows().map(str).batch(7).collate(list), **options)
+        loader.load_state_dict(state, allow_changes=["batch_size"])
+        passes.append([list(loader) for _ in range(3)])
+    assert passes[0] == passes[1]

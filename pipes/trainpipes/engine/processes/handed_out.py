@@ -55,12 +55,11 @@ class Workers:
         made: list[Stage] = []
         group: list[Any] = []
 
-        def hand_out(stages: Sequence[Any], batch: Any = None) -> None:
+        def hand_out(stages: Sequence[Any], batch: int | None = None) -> None:
             last, first = stages[-1], self._numbers[id(stages[0])]
             later = steps[steps.index(last) + 1 :]
             keeps = any(isinstance(stage, RegroupStage) for stage in (last, *later))
-            cut = None if batch is None else self._numbers[id(batch)]
-            number = Group(first, self._numbers[id(last)] + 1, cut, keeps)
+            number = Group(first, self._numbers[id(last)] + 1, batch, keeps)
             most_begun = max(2 if made else 1, -(-self.ahead // shards))
             made.append(HandedOut(tuple(stages), self, number, most_begun))
 
@@ -90,7 +89,7 @@ class Workers:
                 return 0
             made.extend((*group[:first], batch))
             group.clear()
-            hand_out((*below, *above[:last]), batch)
+            hand_out((*below, *above[:last]), self._numbers[id(below[-1])] + 1)
             return last
 
         waiting = list(stages)
