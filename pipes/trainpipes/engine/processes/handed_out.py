@@ -138,7 +138,7 @@ class Workers:
 
 
 def _cuts_by_count(stage: Stage) -> bool:
-    """Whether a stage makes batches of so many rows each, whatever these hold."""
+    """Whether a stage makes batches of a fixed number of rows, and not by what they hold."""
     return isinstance(stage, BatchingStage) and stage.traits.keeps_rows and not stage.nested
 
 
