@@ -44,7 +44,7 @@ class OneProcessLoader(tp.Loader):
         super().__init__(pipeline, num_workers=num_workers)
         self.threads = 0
         self._workers = WorkersHere(
-            lambda: pipeline.stages, lambda: None, Processes(num_workers), 2, False, None
+            lambda: pipeline.stages, lambda: None, Processes(num_workers or 1), 2, False, None
         )
 
 
