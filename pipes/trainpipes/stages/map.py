@@ -127,7 +127,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
                 if isinstance(executor, Threads):
                     workers = ThreadMap(self._call, executor.n, self.shares)
                 else:
-                    workers = executor.answering(self._call, timeout=self.timeout)
+                    workers = executor._answering(self._call, timeout=self.timeout)
                 running.pool = workers
                 finalize(self, workers.close).atexit = False
             return workers

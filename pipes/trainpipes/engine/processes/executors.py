@@ -48,7 +48,7 @@ class Executor(Protocol):
         """Raise ConfigError where a worker cannot get at a path or URL, which ``option`` named."""
         ...
 
-    def answering(
+    def _answering(
         self, call: Any, *, timeout: float | None = None, idle: float | None = None
     ) -> Any:
         """Workers that answer a call, for rows: see ``WorkerPool``, and ``ThreadMap`` of a ``RowCall``."""
@@ -99,7 +99,7 @@ class Threads(_OnThisMachine):
     def workers(self) -> int:
         return self.n
 
-    def answering(
+    def _answering(
         self, call: RowCall, *, timeout: float | None = None, idle: float | None = None
     ) -> ThreadMap:
         return ThreadMap(call, self.n)
@@ -166,7 +166,7 @@ class Processes(_OnThisMachine):
         return self.n or cores()
 
     @property
-    def forks(self) -> bool:
+    def _forks(self) -> bool:
         """Whether they are forks of this process, which get all that it has."""
         method = self.start_method
         return (method if isinstance(method, str | None) else method.get_start_method()) == "fork"
@@ -174,7 +174,7 @@ class Processes(_OnThisMachine):
     def check_path(self, path: str, option: str) -> None:
         refuse_memory(path, option)
 
-    def answering(
+    def _answering(
         self, call: Call, *, timeout: float | None = None, idle: float | None = None
     ) -> WorkerPool:
         return process_pool(call, self.workers, self.start_method, timeout, idle)
@@ -182,7 +182,7 @@ class Processes(_OnThisMachine):
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        pool = self.answering(_TaskCall(_pickled((fn, open_state), self)), idle=FOREVER)
+        pool = self._answering(_TaskCall(_pickled((fn, open_state), self)), idle=FOREVER)
 
         def do(task: T) -> R:
             results, error = pool.submit([task], None)()

@@ -62,12 +62,12 @@ class LoaderWorkers:
         if isinstance(executor, Processes):
             method = executor.start_method or multiprocessing.get_start_method()
             executor = replace(executor, start_method=method)
-            if not executor.forks:
+            if not executor._forks:
                 self.check()
         count = executor.workers
         call = StageCall(plan, self._sent, count, self.init)
         # A step may take minutes: they stay until the pass is over.
-        pool = executor.answering(call, timeout=self.timeout or None, idle=FOREVER)
+        pool = executor._answering(call, timeout=self.timeout or None, idle=FOREVER)
         workers = Workers(plan, call, pool, count * self.ahead)
         finalize(workers, pool.close).atexit = False
         return workers

@@ -96,7 +96,7 @@ class Ray:
         given = [f"{name}={value!r}" for name, (value, usual) in options.items() if value != usual]
         return f"Ray({', '.join(given)})"
 
-    def connect(self) -> None:
+    def _join(self) -> None:
         """Connect to the cluster, until this process ends."""
         self.__enter__()
         self._own = False
@@ -104,14 +104,14 @@ class Ray:
         atexit.unregister(end_all)
         atexit.register(end_all)
 
-    def answering(
+    def _answering(
         self, call: Call, *, timeout: float | None = None, idle: float | None = None
     ) -> WorkerPool:
-        self.connect()
+        self._join()
         most = byte_count(self.max_in_flight, "Ray(max_in_flight)")
-        return ray_pool(self.remote(do_call, 0), call, self.workers, most, timeout, idle)
+        return ray_pool(self._remote(do_call, 0), call, self.workers, most, timeout, idle)
 
-    def remote(self, fn: Callable[..., Any], retries: int) -> Any:
+    def _remote(self, fn: Callable[..., Any], retries: int) -> Any:
         """A function as tasks of this executor."""
         import ray
 
@@ -187,7 +187,7 @@ class Ray:
         import ray
 
         if not ray.is_initialized():
-            self.connect()
+            self._join()
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
     def check_path(self, path: str, option: str) -> None:
@@ -216,7 +216,7 @@ class Ray:
     ) -> Iterator[tuple[T, R]]:
         import ray
 
-        remote = self.remote(do_task, ray_jobs.RETRIES)
+        remote = self._remote(do_task, ray_jobs.RETRIES)
         job = Job(secrets.token_hex(8), [put((fn, open_state))])
         running: dict[Any, T] = {}
         waiting = iter(tasks)
