@@ -170,7 +170,13 @@ def of_scale(tiny: bool) -> Figures:
 def of_map_workers(tiny: bool) -> Figures:
     rates = map_workers.rates_of(16 if tiny else 300, 2, 1 if tiny else 3)
     plain = rates["DataLoader, workers"]
-    return {"threads": rates["map, threads"] / plain, "processes": rates["map, processes"] / plain}
+    python = "Loader, workers, Python"
+    return {
+        "threads": rates["map, threads"] / plain,
+        "processes": rates["map, processes"] / plain,
+        "a Loader's workers": rates["Loader, workers"] / plain,
+        "a Loader's workers, Python": rates[python] / rates[f"Data{python}"],
+    }
 
 
 def of_images_decode(tiny: bool) -> Figures:
