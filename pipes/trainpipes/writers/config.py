@@ -188,7 +188,7 @@ class _Writer:
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
             value = given(value)
-        if hasattr(type(value), "_answering"):
+        if hasattr(type(value), "map_unordered"):
             return name_of_executor(value)
         if isinstance(value, Quarantine):
             self.left_out |= value.storage_options is not None

@@ -32,7 +32,7 @@ def name_of_executor(executor: Executor) -> str:
 def check_executor(value: Any, option: str) -> Any:
     """An executor, or the text that names one."""
     by_name = isinstance(value, str)
-    known = named_executor(value) is not None if by_name else hasattr(type(value), "_answering")
+    known = named_executor(value) is not None if by_name else hasattr(type(value), "map_unordered")
     require(known, option, 'tp.Threads(n), tp.Processes(n), tp.Ray(...), or "processes:4"', value)
     return value
 
