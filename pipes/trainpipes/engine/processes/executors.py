@@ -234,7 +234,7 @@ class _TaskCall:
             fn, state = self._opened
             return [fn(task, state)], None
         except Exception as error:
-            return [], portable(error, str(task))
+            return [], portable(error, str(task), is_task=True)
 
     def noticed(self) -> None: ...
 

@@ -316,8 +316,10 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-def portable(error: BaseException, said: str) -> BaseException:
-    """An error as it can go to another process, with its trace as a note; ``said``: of what it is."""
+def portable(error: BaseException, said: str, is_task: bool = False) -> BaseException:
+    """An error as it can go to another process, with its trace as a note, but for an error of ours at a task;
+    ``said``: of what it is.
+    """
     trace = error.__traceback__
     ours = {__file__, RowCall.each.__code__.co_filename}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
@@ -326,7 +328,8 @@ def portable(error: BaseException, said: str) -> BaseException:
     try:
         lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
         note = f"in worker process {os.getpid()}:\n{lines}"
-        error.add_note(note)
+        if not (is_task and isinstance(error, TrainpipesError)):
+            error.add_note(note)
         pickle.loads(pickle.dumps(error))
     except Exception:  # its own methods may do anything
         about = getattr(error, "_trainpipes", None)

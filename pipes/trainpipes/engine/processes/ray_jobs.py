@@ -101,7 +101,7 @@ class Failed:
 def failed(error: BaseException, said: str) -> Failed:
     if not isinstance(error, Exception):
         return Failed(WorkerError(f"{said}: {type(error).__qualname__}: {error}"))
-    return Failed(portable(error, said))
+    return Failed(portable(error, said, is_task=True))
 
 
 class StopFlag:
