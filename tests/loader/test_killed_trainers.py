@@ -63,7 +63,7 @@ def test_an_interrupt_ends_a_trainer_and_its_workers_in_seconds(start: str, mome
         os.killpg(run.pid, SIGINT)
         started = time.monotonic()
         _, said = run.communicate(timeout=60)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 15  # a worker that sleeps on would take a minute
         assert said.rstrip().endswith("KeyboardInterrupt")
         # The servers of multiprocessing end once they see that the trainer has.
         while of_session(run.pid) and time.monotonic() - started < 10:
