@@ -80,7 +80,8 @@ class Workers:
             """Hand out what makes rows with what is made of their batches; how many of these there are."""
             first = next((n for n, stage in enumerate(group) if is_worth_it(stage)), len(group))
             last = max(
-                (n + 1 for n, s in enumerate(above) if is_worth_it(s) or _collates(s)), default=0
+                (n + 1 for n, s in enumerate(above) if is_worth_it(s) or _reads_values(s)),
+                default=0,
             )
             below = group[first:]
             if not (below and last and all(stage.traits.keeps_rows for stage in below)):
@@ -142,8 +143,8 @@ def _cuts_by_count(stage: Stage) -> bool:
     return isinstance(stage, BatchingStage) and stage.traits.keeps_rows and not stage.nested
 
 
-def _collates(stage: Stage) -> bool:
-    return isinstance(stage, FinishingStage)
+def _reads_values(stage: Stage) -> bool:
+    return isinstance(stage, FinishingStage) and stage._reads_values
 
 
 def _has_workers(stage: Stage) -> bool:
