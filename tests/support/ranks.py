@@ -43,9 +43,10 @@ class OneProcessLoader(tp.Loader):
     def __init__(self, pipeline: tp.Pipeline, num_workers: int) -> None:
         super().__init__(pipeline, num_workers=num_workers)
         self.threads = 0
-        self._workers = WorkersHere(
-            lambda: pipeline.stages, lambda: None, Processes(num_workers or 1), 2, False, None
-        )
+        if num_workers:
+            self._workers = WorkersHere(
+                lambda: pipeline.stages, lambda: None, Processes(num_workers), 2, False, None
+            )
 
 
 class WorkersHere(LoaderWorkers):

@@ -133,11 +133,16 @@ class Loader:
             whole_number(threads, 0, "Loader(threads)", "threads")
         if executor is not None:
             executor = executor_of(executor, "Loader(executor)")
-            others = [name for name in ("num_workers", "threads") if options[name]]
+            short = ("num_workers", "threads", "multiprocessing_context")
+            others = [name for name in short if options[name]]
             rule = f"None where {' and '.join(others)} is given, which is short for it"
             require(not others, "Loader(executor)", rule, executor)
             if isinstance(executor, Threads):
-                threads, executor = executor.n, None
+                options["threads"], threads, executor = executor.n, executor.n, None
+            elif isinstance(executor, Processes):
+                options["num_workers"] = num_workers = executor.workers
+                multiprocessing_context, executor = executor.start_method, None
+            options["executor"] = executor
         if threads and num_workers:
             raise ConfigError(
                 f"Loader works in threads or in worker processes, got threads={threads} and "
@@ -163,26 +168,27 @@ class Loader:
             raise wrong("Loader(multiprocessing_context)", f"one of {there} here", context)
         if executor is None and num_workers:
             executor = Processes(num_workers, context)
-        self._iteration.how = {"threads": threads, "workers": num_workers}
+        workers = num_workers or int(executor is not None)  # a cluster may have any number
+        self._iteration.how = {"threads": threads, "workers": workers}
         self._meter = Meter(self._iteration)
         self.num_workers = num_workers
         self.threads = threads
         self._options = {**options, "prefetch_factor": prefetch_factor}
         #: Batches of a step of all ranks, where an integration counts in these; see ``RunOptions``.
         self._step = 0
-        self._workers = LoaderWorkers(
-            functools.partial(packed_stages, pipeline),
-            functools.partial(check_pickles, pipeline),
-            executor or Processes(1),
-            prefetch_factor,
-            persistent_workers,
-            worker_init_fn,
-            timeout,
-        )
-        self._has_workers = executor is not None
-        finalize(
-            self, self._workers.shut
-        ).atexit = False  # processes do not wait for a garbage collection
+        self._workers: LoaderWorkers | None = None
+        if executor is not None:
+            self._workers = LoaderWorkers(
+                functools.partial(packed_stages, pipeline),
+                functools.partial(check_pickles, pipeline),
+                executor,
+                prefetch_factor,
+                persistent_workers,
+                worker_init_fn,
+                timeout,
+            )
+            # Processes do not wait for a garbage collection.
+            finalize(self, self._workers.shut).atexit = False
 
     def _given(self) -> list[str]:
         parameters = inspect.signature(Loader).parameters
@@ -262,8 +268,7 @@ class Loader:
         refuse_prepared_by_ray()
         if self._options["epoch"] is None or self._iteration.ranks()[1] > 1:
             refuse_in_an_iterable()
-        workers = self._workers if self._has_workers else None
-        options = RunOptions(self.threads, workers, places=True, step=step)
+        options = RunOptions(self.threads, self._workers, places=True, step=step)
         return EpochIterator(self._iteration, options)
 
     @property
@@ -369,7 +374,9 @@ class Loader:
         from trainpipes.look.explain import explain
 
         _, world = self._iteration.ranks()
-        options = self._options, self.threads
+        executor = self._options["executor"]
+        said = {**self._options, "executor": None if executor is None else str(executor)}
+        options = said, self.threads
         return explain(self.pipeline, self._iteration, world, 0, *options)
 
     def load_state_dict(

@@ -167,8 +167,12 @@ def explain(
         memory = held + _beside_windows(plan, processes, threads)
         said = f"{amount(memory)} with what is read ahead and in work"
         lines.append(("memory", f"about {amount(held)} {what}, held by each {who}; {said}"))
-    if workers := (loader or {}).get("num_workers"):
-        lines.append(("workers", _workers(plan, workers)))
+    options = loader or {}
+    if options.get("num_workers") or options.get("executor"):
+        who = f"tasks of {options['executor']}"
+        if options["num_workers"]:
+            who = f"{options['num_workers']} processes"
+        lines.append(("workers", _workers(plan, who)))
     if chain.cache is not None:
         cached = plan.inputs.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
@@ -188,12 +192,12 @@ def explain(
     )  # fmt: skip
 
 
-def _workers(plan: Plan, count: int) -> str:
+def _workers(plan: Plan, who: str) -> str:
     called = [str(stage) for stage in steps_of(plan) if is_worth_it(stage)]
     if not called:
         none = "there are none, or these have workers of their own"
         return f"none is started: they would call functions, and {none}; threads do all work"
-    return f"{count} processes, which call {', '.join(called)}; all else is done in this one"
+    return f"{who}, which call {', '.join(called)}; all else is done in this one"
 
 
 def _new_weights(iteration: IterationState) -> Iterator[str]:

@@ -21,7 +21,7 @@ from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
-from trainpipes.engine.processes.executor_options import AnExecutor, executor_of
+from trainpipes.engine.processes.executor_options import AnExecutor, as_options, executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
@@ -124,10 +124,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         with running.lock:
             workers = running.pool
             if workers is None or workers.pid != os.getpid():
-                if isinstance(executor, Threads):
-                    workers = ThreadMap(self._call, executor.n, self.shares)
-                else:
-                    workers = executor._answering(self._call, timeout=self.timeout)
+                workers = executor._answering(self._call, timeout=self.timeout, shares=self.shares)
                 running.pool = workers
                 finalize(self, workers.close).atexit = False
             return workers
@@ -247,23 +244,21 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
             short = {"num_workers": 0, "method": "thread", "start_method": None}
             given = [name for name, usual in short.items() if getattr(self, name) != usual]
             self._require(not given, "executor", f"None where {' and '.join(given)} is given")
-            self._set(executor=executor_of(self.executor, "map(executor)"))
+            self._set(**as_options(executor_of(self.executor, "map(executor)")))
         if self.timeout is not None:
             self._require(self.timeout > 0, "timeout", "more than 0 seconds")
             way = 'method="process", since a thread cannot be ended'
             is_process = self.method == "process" or self.executor is not None
-            is_process = is_process and not isinstance(self.executor, Threads)
             self._require(is_process, "method", f"{way}, where timeout is given")
 
     @property
     def _executor(self) -> Executor | None:
         if self.executor is not None or not self.num_workers:
-            assert not isinstance(self.executor, str)  # check() made it one
+            assert not isinstance(self.executor, str)  # check() made a Ray of it
             return self.executor
-        threads = self.method == "thread"
-        return (
-            Threads(self.num_workers) if threads else Processes(self.num_workers, self.start_method)
-        )
+        if self.method == "thread":
+            return Threads(self.num_workers)
+        return Processes(self.num_workers, self.start_method)
 
     def _traits(self) -> dict[str, Any]:
         return {**super()._traits(), **({"depends_on": {"row", "epoch"}} if self.rng else {})}

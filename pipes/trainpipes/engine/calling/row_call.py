@@ -118,7 +118,7 @@ class RowCall:
         return self.said
 
     shares = False
-    way = 'use method="thread", or return arrays, tensors and plain values'
+    without = 'use method="thread"'
 
     def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
         return sent_here

@@ -37,6 +37,16 @@ def check_executor(value: Any, option: str) -> Any:
     return value
 
 
+def as_options(executor: Executor) -> dict[str, Any]:
+    """The options of ``map`` that say the same; those of this machine have some for which they are short."""
+    if isinstance(executor, Threads):
+        return {"executor": None, "num_workers": executor.n, "method": "thread"}
+    if isinstance(executor, Processes):
+        said = {"num_workers": executor.workers, "method": "process"}
+        return {"executor": None, **said, "start_method": executor.start_method}
+    return {"executor": executor}
+
+
 AnExecutor = Annotated[Executor | str, check_executor]
 
 

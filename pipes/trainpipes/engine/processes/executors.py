@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from trainpipes.engine.calling.row_call import Answer, RowCall, ThreadMap
 from trainpipes.engine.processes.process_pool import process_pool
 from trainpipes.engine.processes.process_worker import Call, portable
 from trainpipes.engine.processes.worker_pool import WorkerPool
-from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
+from trainpipes.errors import TrainpipesError, WorkerError
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
 
 T = TypeVar("T")
@@ -49,9 +48,14 @@ class Executor(Protocol):
         ...
 
     def _answering(
-        self, call: Any, *, timeout: float | None = None, idle: float | None = None
+        self,
+        call: Any,
+        *,
+        timeout: float | None = None,
+        idle: float | None = None,
+        shares: bool = False,
     ) -> Any:
-        """Workers that answer a call, for rows: see ``WorkerPool``, and ``ThreadMap`` of a ``RowCall``."""
+        """Workers that answer a call: see ``WorkerPool``, and ``ThreadMap`` of a ``RowCall``."""
         ...
 
     def map_unordered(
@@ -100,9 +104,14 @@ class Threads(_OnThisMachine):
         return self.n
 
     def _answering(
-        self, call: RowCall, *, timeout: float | None = None, idle: float | None = None
+        self,
+        call: RowCall,
+        *,
+        timeout: float | None = None,
+        idle: float | None = None,
+        shares: bool = False,
     ) -> ThreadMap:
-        return ThreadMap(call, self.n)
+        return ThreadMap(call, self.n, shares)
 
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
@@ -146,7 +155,7 @@ class Processes(_OnThisMachine):
 
     >>> import trainpipes as tp
     >>> tp.Loader(tp.from_dataset(range(8)).batch(4), executor=tp.Processes(2))
-    Loader(executor=Processes(n=2)) over
+    Loader(num_workers=2) over
       from_dataset(range of 8 items)
         .batch(4)
     """
@@ -175,14 +184,20 @@ class Processes(_OnThisMachine):
         refuse_memory(path, option)
 
     def _answering(
-        self, call: Call, *, timeout: float | None = None, idle: float | None = None
+        self,
+        call: Call,
+        *,
+        timeout: float | None = None,
+        idle: float | None = None,
+        shares: bool = False,
     ) -> WorkerPool:
         return process_pool(call, self.workers, self.start_method, timeout, idle)
 
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        pool = self._answering(_TaskCall(_pickled((fn, open_state), self)), idle=FOREVER)
+        call = _TaskCall(fn, open_state, f"executor={self}")
+        pool = self._answering(call, idle=FOREVER)
 
         def do(task: T) -> R:
             results, error = pool.submit([task], None)()
@@ -212,15 +227,17 @@ class _TaskCall:
     """Does tasks in worker processes, one at a time.
 
     Args:
-        payload: the function of a task and a state, and what opens the state, pickled.
+        fn: of a task and a state.
+        open_state: called once in each process.
     """
 
-    payload: bytes
-    said: str = "Processes(n)"
-    way = "leave executor out"
+    fn: Callable[[Any, Any], Any]
+    open_state: Callable[[], Any]
+    said: str
+    without = "leave executor out"
     while_waiting = TURN
     shares = False
-    _opened: tuple[Callable[[Any, Any], Any], Any] | None = None
+    _state: list[Any] = field(default_factory=list)  # once it is open
 
     def begin(self, worker: int) -> None:
         use_threads(1)
@@ -228,11 +245,9 @@ class _TaskCall:
     def answer(self, items: Sequence[Any], words: Any) -> Answer:
         [task] = items
         try:
-            if self._opened is None:
-                fn, open_state = pickle.loads(self.payload)
-                self._opened = fn, open_state()
-            fn, state = self._opened
-            return [fn(task, state)], None
+            if not self._state:
+                self._state.append(self.open_state())
+            return [self.fn(task, self._state[0])], None
         except Exception as error:
             return [], portable(error, str(task), is_task=True)
 
@@ -305,13 +320,3 @@ def feed(waiting: Iterator[T], running: Sized, most: int, begin: Callable[[T], N
     for task in islice(waiting, max(0, most - len(running))):
         begin(task)
     return bool(len(running))
-
-
-def _pickled(work: Any, executor: Processes) -> bytes:
-    try:
-        return pickle.dumps(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"executor={executor}: the pipeline must pickle to reach a process, and does not ({error}); "
-            "define functions at the top of a module, or leave executor out"
-        ) from error

@@ -52,7 +52,7 @@ def process_pool(
             try:
                 payload = bytes(ForkingPickler.dumps(call))
             except NO_PICKLE as error:
-                raise no_pickle(call.said, "the function", "", error) from error
+                raise no_pickle(call, "the function", "", error) from error
         return ProcessWorker(number, call.said, context, payload, timeout)
 
     return WorkerPool(call, workers, worker, timeout, idle)
@@ -91,9 +91,6 @@ class ProcessWorker:
         finally:
             self._its_end.close()
         self._process = process
-
-    def waits(self) -> bool:
-        return False
 
     def has_died(self) -> bool:
         return self.is_ready and bool(connection.wait([self._process.sentinel], 0))

@@ -52,12 +52,12 @@ class Call(Protocol):
     Attributes:
         said: what it is, in messages.
         while_waiting: what a thread of the parent is at that waits for a worker.
-        way: out, where what it takes or gives does not pickle.
+        without: what to write so that nothing has to pickle.
         shares: whether the last answer is one whose arrays are let go of together.
     """
 
     said: str
-    way: str
+    without: str
     shares: bool
 
     @property
@@ -303,7 +303,8 @@ def answer_to(call: Call, message: Message, place: Any) -> Message:
         culprit = next((value for value in objects if not _pickles(value)), None)
         refused = DataError(
             f"{call.said}: what the function returns must pickle to come back from a worker process, and "
-            f"a {type(culprit).__name__} does not ({problem}); {call.way}"
+            f"a {type(culprit).__name__} does not ({problem}); {call.without}, or return arrays, tensors "
+            "and plain values"
         )
         return pickled((results[:bad], refused, noticed))
 
@@ -324,10 +325,9 @@ def portable(error: BaseException, said: str, is_task: bool = False) -> BaseExce
     ours = {__file__, RowCall.each.__code__.co_filename}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
-    note = ""
+    lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    note = f"in worker process {os.getpid()}:\n{lines}"
     try:
-        lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-        note = f"in worker process {os.getpid()}:\n{lines}"
         if not (is_task and isinstance(error, TrainpipesError)):
             error.add_note(note)
         pickle.loads(pickle.dumps(error))
@@ -340,7 +340,7 @@ def portable(error: BaseException, said: str, is_task: bool = False) -> BaseExce
             text = f"(its text cannot be had: {type(of_it).__qualname__})"
         kind = type(error).__qualname__
         error = WorkerError(f"{said}: the function raised {kind}, which does not pickle: {text}")
-        error.add_note(note) if note else None
+        error.add_note(note)
         if about is not None:
             error._trainpipes = about
     error.__traceback__ = None

@@ -35,7 +35,7 @@ from trainpipes.engine.processes.ray_jobs import (
     result_of,
 )
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
-from trainpipes.errors import WorkerError
+from trainpipes.errors import TrainpipesError, WorkerError
 from trainpipes.interfaces.at_work import NO_ROW
 
 #: Seconds between two looks at whether an answer is still wanted, and after which a task that has no answer
@@ -59,7 +59,7 @@ def ray_pool(
         most_bytes: of rows that are on their way to them, at most.
         timeout, idle: see ``WorkerPool``.
     """
-    job, flight = Job(secrets.token_hex(8), [put(_Opens(call))]), _Flight(most_bytes)
+    job, flight = Job(secrets.token_hex(8), [put(call)]), _Flight(most_bytes)
 
     def worker(number: int) -> RayWorker:
         return RayWorker(number, call.said, remote, job, flight, timeout)
@@ -101,9 +101,6 @@ class RayWorker:
 
     def begin(self) -> None: ...
 
-    def waits(self) -> bool:
-        return False
-
     def has_died(self) -> bool:
         return False
 
@@ -130,15 +127,16 @@ class RayWorker:
                 raise self._gone()
             time.sleep(0.002)
         try:
-            rows = RowsToCall(self.number, parts, bool(task.deaths), self.timeout)
+            is_again = any(row == NO_ROW for row, _ in task.deaths)
+            rows = RowsToCall(self.number, parts, is_again, self.timeout)
             self._reference = self.remote.remote(rows, self.job)
-            answer = self._answer(task)
+            answer = self._answer()
         finally:
             self.flight.end(size)
         given: tuple[list[Any], BaseException | None, Any] = unpickled(own(answer))
         return given
 
-    def _answer(self, task: Task) -> list[Any]:
+    def _answer(self) -> list[Any]:
         import ray
 
         asked = time.monotonic()
@@ -154,10 +152,13 @@ class RayWorker:
         try:
             answer = result_of(reference, f"a call of {self.said}")
         except WorkerError as error:
-            if error.__cause__ is None or not may_pass(error.__cause__):
-                raise
-            how = f"a process of the Ray cluster has died ({first_line(error.__cause__)})"
-            raise Died(how, (NO_ROW, 0)) from None
+            cause = error.__cause__
+            assert cause is not None
+            if may_pass(cause):
+                how = f"a process of the Ray cluster has died ({first_line(cause)})"
+                raise Died(how, (NO_ROW, 0)) from None
+            text = f"the Ray cluster failed ({first_line(cause)}); go on from the last state"
+            raise of_no_row(WorkerError, self.said, text) from cause
         if isinstance(answer, Failed):
             raise answer.error
         if isinstance(answer, Death):
@@ -165,10 +166,8 @@ class RayWorker:
         parts: list[Any] = answer
         return parts
 
-    def _gone(self) -> WorkerError:
-        error = of_no_row(WorkerError, self.said, "its workers were ended")
-        assert isinstance(error, WorkerError)
-        return error
+    def _gone(self) -> TrainpipesError:
+        return of_no_row(WorkerError, self.said, "its workers were ended")
 
 
 def may_pass(error: BaseException) -> bool:
@@ -194,7 +193,7 @@ class RowsToCall:
 
     Args:
         parts: uint8, of the message.
-        is_again: whether a process has died at these rows.
+        is_again: whether a process has died at these rows, nobody knows at which.
     """
 
     number: int
@@ -212,33 +211,26 @@ class Death:
     tries: int
 
 
-@dataclass
-class _Opens:
-    """Opens a call in a process of the cluster."""
-
-    call: Call
-
-    def __call__(self, number: int) -> Call:
-        self.call.begin(number)
-        return self.call
-
-
 def own(parts: Sequence[Any]) -> Message:
     """A message that may be written to: what Ray gives belongs to its store."""
     return [memoryview(bytearray(part)) for part in parts]
 
 
 def do_call(rows: RowsToCall, job: Job) -> Any:
+    def begun(call: Call) -> Call:
+        call.begin(rows.number)
+        return call
+
     try:
-        call = opened(job, lambda opens: opens(rows.number))
+        call = opened(job, begun)
         if rows.is_again or rows.timeout is not None:
             answer = _in_a_child(call, rows)
         else:
             answer = answer_to(call, own(rows.parts), [NO_ROW, 0])
         return [np.frombuffer(part, np.uint8) for part in answer]
     except Died as death:
-        # The death before, of which no row is known, was at this one.
-        return Death(str(death), death.place, 2)
+        # A death before, of which no row is known, is taken to have been at this one.
+        return Death(str(death), death.place, min(death.tries, 2) if rows.is_again else death.tries)
     except (Exception, SystemExit) as error:
         return failed(error, "the function")
 

@@ -105,7 +105,12 @@ class Ray:
         atexit.register(end_all)
 
     def _answering(
-        self, call: Call, *, timeout: float | None = None, idle: float | None = None
+        self,
+        call: Call,
+        *,
+        timeout: float | None = None,
+        idle: float | None = None,
+        shares: bool = False,
     ) -> WorkerPool:
         self._join()
         most = byte_count(self.max_in_flight, "Ray(max_in_flight)")

@@ -211,7 +211,7 @@ class StageCall:
         values = [run.data if run.items is None else run.items for run in runs]
         return [value for some in values if isinstance(some, list) for value in some]
 
-    way = "make arrays, tensors and plain values of it, or use num_workers=0"
+    without = "use num_workers=0"
 
     def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
         own = self._steps[stage]

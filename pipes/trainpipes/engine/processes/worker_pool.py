@@ -69,10 +69,6 @@ class Worker(Protocol):
         """Start it, without waiting for it."""
         ...
 
-    def waits(self) -> bool:
-        """Wait a moment for a place where it can run, if there is none; whether there is none yet."""
-        ...
-
     def has_died(self) -> bool:
         """Whether it has died since its last answer."""
         ...
@@ -139,7 +135,7 @@ class WorkerPool:
             message = pickled((items, words, {}))
         except NO_PICKLE as error:
             holder = f"a {type([*self.call.objects(items), None][0]).__name__} "
-            raise no_pickle(self.call.said, "rows", holder, error) from error
+            raise no_pickle(self.call, "rows", holder, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
             self._start_missing()
@@ -172,8 +168,6 @@ class WorkerPool:
 
     def next_task(self, feeder: _Feeder) -> Task | None:
         while not self.closed:
-            if feeder.worker.waits():
-                continue
             try:
                 task = self._tasks.get(timeout=self._idle)
                 if task is not None:
@@ -337,12 +331,12 @@ def of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesEr
     return error
 
 
-def no_pickle(said: str, what: str, holder: str, error: Exception) -> ConfigError:
+def no_pickle(call: Call, subject: str, holder: str, error: Exception) -> ConfigError:
     way_out = "define it at the top of a module, or " if not holder else ""
     return ConfigError(
-        f"{said}: {what} must pickle to reach a worker process, and {holder}does not ({error}); {way_out}use "
-        'method="thread"',
-        stage=said,
+        f"{call.said}: {subject} must pickle to reach a worker process, and {holder}does not ({error}); "
+        f"{way_out}{call.without}",
+        stage=call.said,
     )
 
 
