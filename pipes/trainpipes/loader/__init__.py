@@ -135,7 +135,10 @@ class Loader:
             executor = executor_of(executor, "Loader(executor)")
             short = ("num_workers", "threads", "multiprocessing_context")
             others = [name for name in short if options[name]]
-            rule = f"None where {' and '.join(others)} is given, which is short for it"
+            rule = (
+                f"None where {' and '.join(others)} is given: the number stands in tp.Processes(n), "
+                "tp.Threads(n) or tp.Ray(num_workers=n)"
+            )
             require(not others, "Loader(executor)", rule, executor)
             if isinstance(executor, Threads):
                 options["threads"], threads, executor = executor.n, executor.n, None
