@@ -10,6 +10,7 @@ import os
 import stat
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -32,9 +33,14 @@ def is_local(system: Any) -> bool:
     return isinstance(system, LocalFileSystem)
 
 
+@cache
+def _of_this_machine() -> LocalFileSystem:
+    return LocalFileSystem()
+
+
 def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:
-    if os.path.exists(url) or not ("::" in url or "://" in url):
-        return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
+    if not ("::" in url or "://" in url) or os.path.exists(url):
+        return _of_this_machine(), os.path.abspath(os.path.expanduser(url))
     try:
         if "::" not in url and url.startswith(("http://", "https://")):
             client = {"raise_for_status": _refuse_redirection}

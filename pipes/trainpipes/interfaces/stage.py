@@ -255,6 +255,7 @@ class Stage(metaclass=ListsWhatIsUsed):
     _inside = frozenset({"equals", "fingerprint", "identity", "traits"})
     _given: ClassVar[dict[str, Any]] = {}
     _fixed: ClassVar[Traits] = Traits()
+    _option_names: ClassVar[tuple[str, ...]] = ()
     _inputs: ClassVar[Any] = None
 
     def __init_subclass__(cls, **traits: Any) -> None:
@@ -270,6 +271,7 @@ class Stage(metaclass=ListsWhatIsUsed):
         keywords = (vars(base).get("_given", {}) for base in cls.__mro__)
         cls._fixed = Traits(**ChainMap(*keywords))
         dataclasses.dataclass(frozen=True, eq=False, repr=False, match_args=False)(cls)
+        cls._option_names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
         free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         if free != cls.free:
             cls.free = free
@@ -334,7 +336,7 @@ class Stage(metaclass=ListsWhatIsUsed):
     @property
     def options(self) -> dict[str, Any]:
         """The options by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self._option_names}
 
     @property
     def name(self) -> str:

@@ -137,11 +137,15 @@ def samples_of(file: BinaryIO, clip: Clip = WHOLE) -> tuple[Samples, int]:
     samples, header = _decoded(file, clip)
     if not samples.size:
         raise NoSound("it holds no samples")
+    return samples, header.sampling_rate
+
+
+def refuse_infinite(samples: Samples) -> None:
+    """Raise for samples of which one is infinite or no number; resampling and mixing keep that."""
     with np.errstate(all="ignore"):  # a sum is finite where all are, and it takes a single pass
         total = samples.sum()
     if not np.isfinite(total) and not np.isfinite(samples).all():
         raise NoSound("it holds samples that are infinite or no numbers")
-    return samples, header.sampling_rate
 
 
 def _decoded(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:

@@ -29,6 +29,7 @@ from trainpipes.media.sound import (
     NoSound,
     header_of,
     mixed,
+    refuse_infinite,
     resampled,
     samples_of,
 )
@@ -221,10 +222,11 @@ class DecodeAudio(ClipDecoder):
         clip = self.clip_of(row, rng)
         with self.opened(value, clip == WHOLE) as file:
             samples, rate = samples_of(file, clip)
-        if self.mono:
-            samples = mixed(samples)
-        wanted = self.sampling_rate or rate
-        samples = resampled(samples, rate, wanted)
+            if self.mono:
+                samples = mixed(samples)
+            wanted = self.sampling_rate or rate
+            samples = resampled(samples, rate, wanted)
+            refuse_infinite(samples)
         if clip.duration is not None:
             samples = samples[:, : max(1, round(clip.duration * wanted))]
         if self.normalize:
