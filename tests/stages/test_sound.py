@@ -75,6 +75,19 @@ def test_the_sound_of_a_video_is_decoded() -> None:
     assert abs(sound.shape[1] - 32_000) < 800
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 1, 7_999, -2, -1])
+@pytest.mark.parametrize(("channels", "rate"), [(1, 48_000), (2, 44_100), (2, 8_000), (1, 16_000)])
+def test_a_sample_that_is_no_number_is_refused_after_resampling(
+    channels: int, rate: int, place: int, value: float
+) -> None:
+    samples = tone(1, rate)[:, :1].repeat(channels, axis=1)
+    samples[place, -1] = value
+    content = encoded(samples, rate, "WAV", "FLOAT")
+    with pytest.raises(tp.UnreadableError, match="infinite or no numbers"):
+        heard(content, sampling_rate=16_000)
+
+
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000, 192_000])
 def test_resampling_and_mixing(rate: int) -> None:
     time = np.arange(rate) / rate

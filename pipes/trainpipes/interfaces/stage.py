@@ -430,7 +430,7 @@ def with_hints(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
-        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        known = list(self._option_names)
         if options.keys() - set(known):  # a name may depend on options
             refuse_unknown(options, known, type(self), self.name)
         try:
