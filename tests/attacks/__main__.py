@@ -1,7 +1,7 @@
 """Attacks of many minutes, with drawn faults: ``python -m tests.attacks --minutes 60``.
 
 Each attack runs in a process of its own for its share of the minutes, and ends with a line of figures. Its
-seed is printed, and with each failure the number of its round: ``--only NAME --seed N --round R`` draws that
+seed is printed, and each failure at the end with its round: ``--only NAME --seed N --round R`` draws that
 round again. ``--write`` puts the table into CONTRIBUTING.md. The exit code is 1 if anything was wrong.
 """
 
@@ -126,15 +126,16 @@ def main() -> int:
         faulthandler.dump_traceback_later(seconds + HANGS, exit=True)
         print(json.dumps(run(names[0], seed, seconds, args.round)), flush=True)
         os._exit(0)  # whatever a fault has left
-    lines, failed = [], False
+    lines, failures = [], list[str]()
     for name in names:
         came, wrong = in_process(name, seed, seconds, args.round)
         lines.append(line(name, came))
-        print(lines[-1], *(f"WRONG {one}\n" for one in wrong), sep="", flush=True)
-        failed = failed or bool(wrong)
+        failures += [f"WRONG {name} --seed {seed}, {one}" for one in wrong]
+        print(lines[-1], flush=True)
     if args.write:
         PAGE.write_text(TABLE.sub(lambda _: HEAD + "".join(lines), PAGE.read_text()))
-    return int(failed)
+    print(*failures, sep="\n")  # last, where the end of a long output is all that one sees
+    return int(bool(failures))
 
 
 if __name__ == "__main__":

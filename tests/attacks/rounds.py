@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,8 @@ def ends_with(work: Callable[[], Any]) -> int:
         try:
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

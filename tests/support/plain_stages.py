@@ -15,8 +15,8 @@ from typing import Any
 from chains import Stage, first_number, marked, pieces, row
 
 __all__ = [
-    "GROUPS", "LAWS", "PER_EPOCH", "Differs", "Epochs", "atoms", "chunks", "compare", "deduplicated",
-    "exactly", "fitting", "flat", "same", "windows", "without",
+    "GROUPS", "LAWS", "PER_EPOCH", "Differs", "Epochs", "atoms", "bag", "chunks", "compare", "deduplicated",
+    "divided", "exactly", "fitting", "flat", "same", "windows", "without",
 ]  # fmt: skip
 
 Epochs = list[list[Any]]
