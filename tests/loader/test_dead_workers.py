@@ -138,6 +138,64 @@ def test_a_batch_at_which_workers_die_again_and_again_is_named_and_the_run_goes_
     assert [*found, *numbers(iter(other))] == WHOLE
 
 
+def crash_of_columns(how: str, columns: pa.Table) -> pa.Table:
+    ids = columns["id"].to_pylist()
+    if how == "sleep" and 200 in ids:
+        time.sleep(60)
+    elif 200 in ids or (how == "together" and len(ids) > 40):
+        os._exit(3)
+    return columns.append_column("double", pa.array([2 * n for n in ids]))
+
+
+def columns_called(how: str, on_error: Any = "raise") -> tp.Pipeline:
+    rows = tp.from_arrow(TABLE).sharding_filter(4, split="stride")
+    return rows.map_batches(partial(crash_of_columns, how), version="1", on_error=on_error)
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.parametrize(
+    ("how", "options"), [("exit", {}), ("together", {}), ("sleep", {"timeout": 0.5})]
+)
+def test_of_a_function_of_columns_the_row_at_which_workers_die_is_found(
+    how: str, options: dict[str, Any]
+) -> None:
+    pipe = columns_called(how)
+    way = r"after 0.5 s \(timeout\)" if options else "exit code 3"
+    said = rf"map_batches\(.*{way} .*the (second|third) one at this row.*\(at row 200\)"
+    with pytest.raises(tp.WorkerError, match=said) as e:
+        list(tp.Loader(pipe.batch(2), num_workers=2, **options))
+    e.value.with_traceback(None)
+    del e
+
+
+@pytest.mark.parametrize("how", ["exit", "together"])
+def test_of_a_function_of_columns_a_row_at_which_workers_die_is_left_out(how: str) -> None:
+    pipe = columns_called(how, "skip")
+    loader = tp.Loader(pipe.batch(2), num_workers=2)
+    rows = [row for batch in loader for row in batch]
+    assert sorted(row["id"] for row in rows) == [n for n in range(400) if n != 200]
+    assert all(row["double"] == 2 * row["id"] for row in rows)
+
+
+def test_a_function_of_columns_whose_worker_is_killed_gets_the_same_rows_again(
+    tmp_path: Path,
+) -> None:
+    """Not halves of them: what it makes might depend on which rows come together."""
+
+    def noting(columns: pa.Table) -> pa.Table:
+        name = f"{columns['id'][0]}-{len(columns)}"
+        died = not any(tmp_path.iterdir())
+        (tmp_path / f"{name}-{'died' if died else 'done'}").touch()
+        if died:
+            os._exit(3)
+        return columns
+
+    rows = tp.from_arrow(TABLE).map_batches(noting, version="1").batch(2)
+    assert [*numbers(iter(tp.Loader(rows, num_workers=2)))] == WHOLE
+    (died,) = tmp_path.glob("*-died")
+    assert died.with_name(died.name.replace("died", "done")).exists()
+
+
 def uneven(row: dict[str, Any]) -> bool:
     return row["id"] % 7 > 1
 

@@ -78,6 +78,13 @@ def xs(pipe: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", STAGES)
+def test_all_rows_are_counted_and_not_those_beside_bad_ones_alone(kind: str) -> None:
+    pipe = STAGES[kind](rows(5000).sharding_filter(4), "skip").batch(8)
+    assert len(xs(pipe)) >= 4900
+    assert f"{len(BAD)} of 5,000 rows left out" in str(pipe.explain())
+
+
+@pytest.mark.parametrize("kind", STAGES)
 def test_rows_of_which_the_function_raises_are_left_out_and_listed(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

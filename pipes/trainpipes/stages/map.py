@@ -11,6 +11,7 @@ from multiprocessing import get_all_start_methods
 from typing import Any, Literal, Self
 from weakref import finalize
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import Function, Natural, Schema, Seed
@@ -341,8 +342,15 @@ class ColumnFunction(
     def _called(self, run: Run, columns: Any) -> tuple[Run, Any]:
         """The rows of which the function makes something, and that; ``Failed`` of none at all."""
         fn = self._draw_watch.around(self.fn)
-        result = self.guarded(fn)(columns)
+        at_work = current()
+        result = None
+        if at_work is not None and len(run) == 1:
+            result = at_work.at(int(run.block.ids[0]))
+        if result is None:
+            result = self.guarded(fn)(columns)
         if not isinstance(result, Failed):
+            if self.leaves_out:
+                self._left_out.drop(run.block, np.zeros(len(run), dtype=np.int64))
             return run, result
         run = run.pick(self.without_failed(run, self._failures(run, result)))
         columns = columns_as(run.block, self.format, self)

@@ -25,7 +25,7 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, TrainpipesError
-from trainpipes.interfaces.at_work import current
+from trainpipes.interfaces.at_work import Place, current
 from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.quarantine import Guarded
 
@@ -123,11 +123,11 @@ class RowCall:
     def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
         return sent_here
 
-    def where(self, row: int, stage: int) -> str:
+    def where(self, place: Place) -> str:
         return ""
 
-    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
-        return [None] * max(0, row), error
+    def died_at(self, error: TrainpipesError, how: str, place: Place) -> Answer:
+        return [None] * max(0, place.row), error
 
     def each(
         self,

@@ -22,6 +22,7 @@ from trainpipes.engine.processes.process_worker import Call, portable
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import TrainpipesError, WorkerError
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
+from trainpipes.interfaces.at_work import Place
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -261,10 +262,10 @@ class _TaskCall:
     def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
         return sent_here
 
-    def where(self, row: int, stage: int) -> str:
+    def where(self, place: Place) -> str:
         return ""
 
-    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
+    def died_at(self, error: TrainpipesError, how: str, place: Place) -> Answer:
         return [], _TaskDied(how)
 
 

@@ -21,7 +21,7 @@ from trainpipes.engine.processes.worker_pool import (
     of_no_row,
 )
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError, how_ended
-from trainpipes.interfaces.at_work import NO_ROW
+from trainpipes.interfaces.at_work import Place
 
 #: The process that imported this; its fork server does not serve its forks.
 HOME = os.getpid()
@@ -73,7 +73,7 @@ class ProcessWorker:
         self._context = context
         self._payload = payload
         self._timeout = timeout
-        self._place = context.RawArray("q", [NO_ROW, 0])
+        self._place = context.RawArray("q", Place())
         self._process: Any = None
         self._exit_code: int | None = None
         self.is_ready = False
@@ -133,9 +133,8 @@ class ProcessWorker:
             raise EOFError
         return receive(self._connection)
 
-    def _at_work(self) -> tuple[int, int]:
-        row, stage = self._place
-        return row, stage
+    def _at_work(self) -> Place:
+        return Place(*self._place)
 
     def hang_up(self) -> None:
         with suppress(OSError):

@@ -30,7 +30,7 @@ import torch
 from trainpipes._internal.locks import start
 from trainpipes.engine.calling.row_call import Answer, RowCall
 from trainpipes.errors import DataError, TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import NO_ROW, AtWork, set_current
+from trainpipes.interfaces.at_work import AtWork, Place, set_current
 
 #: Seconds that a function may run on after its parent has ended.
 GRACE = 0.5
@@ -87,12 +87,12 @@ class Call(Protocol):
         """The Python objects in what is sent there or back."""
         ...
 
-    def where(self, row: int, stage: int) -> str:
-        """Of a row and stage at which a worker died, in words; "" if nothing is known."""
+    def where(self, place: Place) -> str:
+        """Of a place at which a worker died, in words; "" if nothing is known."""
         ...
 
-    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
-        """The answer where workers died at a row of a stage, and how the last one did."""
+    def died_at(self, error: TrainpipesError, how: str, place: Place) -> Answer:
+        """The answer where workers died at a place, and how the last one did."""
         ...
 
 
@@ -292,7 +292,7 @@ def answer_to(call: Call, message: Message, place: Any) -> Message:
         results, error = call.answer(items, words)
     except Exception as problem:  # rows that can't be unpickled here
         error = problem
-    place[0] = NO_ROW
+    place[:] = Place()
     raised = None if error is None else portable(error, call.said)
     noticed = call.noticed()
     try:

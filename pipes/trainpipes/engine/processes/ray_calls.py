@@ -36,7 +36,7 @@ from trainpipes.engine.processes.ray_jobs import (
 )
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
 from trainpipes.errors import TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import NO_ROW
+from trainpipes.interfaces.at_work import NO_ROW, Place
 
 #: Seconds between two looks at whether an answer is still wanted, and after which a task that has no answer
 #: yet is worth a line.
@@ -127,7 +127,7 @@ class RayWorker:
                 raise self._gone()
             time.sleep(0.002)
         try:
-            is_again = any(row == NO_ROW for row, _ in task.deaths)
+            is_again = any(place.row == NO_ROW for place in task.deaths)
             rows = RowsToCall(self.number, parts, is_again, self.timeout)
             self._reference = self.remote.remote(rows, self.job)
             answer = self._answer()
@@ -156,7 +156,7 @@ class RayWorker:
             assert cause is not None
             if may_pass(cause):
                 how = f"a process of the Ray cluster has died ({first_line(cause)})"
-                raise Died(how, (NO_ROW, 0)) from None
+                raise Died(how, Place()) from None
             text = f"the Ray cluster failed ({first_line(cause)}); go on from the last state"
             raise of_no_row(WorkerError, self.said, text) from cause
         if isinstance(answer, Failed):
@@ -207,7 +207,7 @@ class Death:
     """A child died at a row of a stage, which is the cause after so many tries."""
 
     how: str
-    place: tuple[int, int]
+    place: Place
     tries: int
 
 
@@ -226,7 +226,7 @@ def do_call(rows: RowsToCall, job: Job) -> Any:
         if rows.is_again or rows.timeout is not None:
             answer = _in_a_child(call, rows)
         else:
-            answer = answer_to(call, own(rows.parts), [NO_ROW, 0])
+            answer = answer_to(call, own(rows.parts), [*Place()])
         return [np.frombuffer(part, np.uint8) for part in answer]
     except Died as death:
         # A death before, of which no row is known, is taken to have been at this one.

@@ -30,7 +30,7 @@ from trainpipes.engine.calling.open_stages import called
 from trainpipes.engine.calling.row_call import Answer
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import TrainpipesError
-from trainpipes.interfaces.at_work import NO_ROW, current
+from trainpipes.interfaces.at_work import NO_ROW, Known, Place, current
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Numbers, Stage
 
@@ -148,7 +148,6 @@ class StageCall:
             run = Run(
                 run.block, Cursors.counting({}, np.arange(len(run.block) + 1, dtype=np.int64))
             )
-        at_work = current()
         _seed(run, group.first)
         try:
             for number in range(group.first, group.stop):
@@ -158,16 +157,31 @@ class StageCall:
                     run = Run(run.block, batches.cursors, batches.bounds)
                     continue
                 stage._draw_watch.reports = False  # the parent does
-                if at_work is not None:
-                    at_work.place[:] = NO_ROW, number
                 if len(run):
-                    with doing(stage), naming_bad_values(run.block, stage):
-                        run = called(stage, _function(stage), run)
+                    with doing(stage):
+                        run = self._through(number, run)
             made = sent(run, group.keeps_rows)._replace(ends=run.cursors.rows)
             self.shares = made.items is not None and made.data is None  # batches, and no rows
             return [made], None
         except BaseException as error:
             return [], error
+
+    def _through(self, number: int, run: Run) -> Run:
+        """A run as a stage makes it: of its halves, where workers died as the stage had all of it."""
+        at_work, stage = current(), self._steps[number]
+        if at_work is not None:
+            known = at_work.begin(run.first_ids()[0], number, len(run))
+            if known is Known.HALVES:
+                middle = len(run) // 2
+                halves = [run.part(0, middle), run.part(middle, len(run))]
+                made = [self._through(number, half) for half in halves]
+                joined = Run.join([half for half in made if len(half)] or made[:1])
+                ends = joined.cursors.rows.copy()
+                if len(joined):  # items that were left out at the end are used up, too
+                    ends[-1] = run.cursors.rows[-1]
+                return Run(joined.block, Cursors.counting({}, ends), joined.bounds, joined.items)
+        with naming_bad_values(run.block, stage):
+            return called(stage, _function(stage), run)
 
     def noticed(self) -> Any:
         """What stages counted since the last answer, types that were found, and which of them draw."""
@@ -202,9 +216,12 @@ class StageCall:
     def leaves_out(self, stage: int) -> bool:
         return bool(getattr(self._steps[stage], "leaves_out", False))
 
-    def where(self, row: int, stage: int) -> str:
-        place = "" if row == NO_ROW else f" for {self.plan.inputs.place_of(row)}"
-        return f" while {self._steps[stage]} was at work{place}"
+    def where(self, place: Place) -> str:
+        at = ""
+        if place.row != NO_ROW:
+            more = f"{place.rows:,} rows or batches that begin with " if place.rows > 1 else ""
+            at = f" for {more}{self.plan.inputs.place_of(place.row)}"
+        return f" while {self._steps[place.stage]} was at work{at}"
 
     def objects(self, sent_here: Sequence[Any]) -> Sequence[Any]:
         runs = [run for run in sent_here if isinstance(run, SentRun)]
@@ -213,13 +230,13 @@ class StageCall:
 
     without = "use num_workers=0"
 
-    def died_at(self, error: TrainpipesError, how: str, row: int, stage: int) -> Answer:
-        own = self._steps[stage]
+    def died_at(self, error: TrainpipesError, how: str, place: Place) -> Answer:
+        own = self._steps[place.stage]
         error.message = f"{own}{error.message.removeprefix(self.said)}"
         error.stage = str(own)
-        if row != NO_ROW:
+        if place.row != NO_ROW:
             vars(error).pop("_trainpipes", None)
-            blame(error, own, row)
+            blame(error, own, place.row)
         return [], error
 
 

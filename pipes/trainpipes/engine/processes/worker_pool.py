@@ -25,7 +25,7 @@ from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.row_call import Answer
 from trainpipes.engine.processes.process_worker import Call, Message, pickled, unpickled
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import NO_ROW
+from trainpipes.interfaces.at_work import NO_ROW, Known, Place
 from trainpipes.interfaces.quarantine import Failed
 
 #: Seconds without rows after which the workers end.
@@ -48,12 +48,14 @@ class Task:
 
     Args:
         message: the rows, their random words, and what is known instead of calling the function.
-        deaths: the rows and stages at which workers died.
+        deaths: the places at which workers died.
+        is_halved: whether a stage gets parts of its rows by themselves, to find the row at which workers die.
     """
 
     answer: ref[SimpleQueue[Answer]]
     message: Message
-    deaths: list[tuple[int, int]] = field(default_factory=list)
+    deaths: list[Place] = field(default_factory=list)
+    is_halved: bool = False
 
 
 class Worker(Protocol):
@@ -207,18 +209,26 @@ class WorkerPool:
         if is_worth_a_line(count):
             log.warning(
                 "%s: %s%s; its rows are done again by another one (%s such so far)",
-                self.call.said, str(death), self.call.where(*place), f"{count:,}",
+                self.call.said, str(death), self.call.where(place), f"{count:,}",
             )  # fmt: skip
-        if task.deaths.count(place) < death.tries:
+        deaths = task.deaths.count(place)
+        if place.rows > 1 and place.row != NO_ROW and (deaths > 1 or task.is_halved):
+            task.is_halved = True
+            self._tell(task, place, Known.HALVES)
             return True
-        if place[0] == NO_ROW or not self.call.leaves_out(place[1]):
+        if deaths < death.tries:
+            return True
+        if place.row == NO_ROW or deaths > death.tries or not self.call.leaves_out(place.stage):
             return False
-        items, words, failed = unpickled(task.message)
-        failed[place] = Failed(
-            f"{death.tries} workers died one after the other as they called the function for it: {death}"
-        )
-        task.message = pickled((items, words, failed))
+        why = f"{death.tries} workers died one after the other as they called the function for it: {death}"
+        self._tell(task, place, Failed(why))
         return True
+
+    def _tell(self, task: Task, place: Place, known: Failed | Known) -> None:
+        """Have the next worker know of a place."""
+        items, words, failed = unpickled(task.message)
+        failed[place] = known
+        task.message = pickled((items, words, failed))
 
     def _answer_waiting(self, reply: Answer) -> None:
         with suppress(Empty):
@@ -279,7 +289,7 @@ class _Feeder(threading.Thread):
                 reply = (
                     ([], unready)
                     if unready
-                    else call.died_at(self._died_at_row(death), str(death), *death.place)
+                    else call.died_at(self._died_at(death), str(death), death.place)
                 )
             except BaseException as error:
                 reply = [], error
@@ -301,12 +311,16 @@ class _Feeder(threading.Thread):
             self._owner.least_rows = int(TASK * len(results) / took)
         return results, error
 
-    def _died_at_row(self, death: Died) -> TrainpipesError:
+    def _died_at(self, death: Died) -> TrainpipesError:
         said = self._owner.call.said
         which = "third" if death.tries == TRIES else "second"
-        text = f"{death} while the function was called for a row, the {which} one at this row; "
-        way = 'num_workers=0 shows what it does there, on_error="skip" leaves such rows out'
-        return WorkerError(f"{said}: {text}{way}", stage=said)
+        way = "num_workers=0 shows what it does there"
+        if death.place.row == NO_ROW:
+            text = f"{death} while it was called, the {which} one for the same rows; {way}"
+        else:
+            text = f"{death} while the function was called for a row, the {which} one at this row; {way}"
+            text += ', on_error="skip" leaves such rows out'
+        return WorkerError(f"{said}: {text}", stage=said)
 
 
 class Died(Exception):
@@ -317,7 +331,7 @@ class Died(Exception):
     def __init__(
         self,
         how: str,
-        place: tuple[int, int],
+        place: Place,
         tries: int = TRIES,
         unready: TrainpipesError | None = None,
     ) -> None:
