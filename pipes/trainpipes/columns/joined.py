@@ -71,6 +71,11 @@ def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
     }
 
 
+def is_wide(schema: pa.Schema) -> bool:
+    """Whether most columns are numbers that lie side by side."""
+    return 2 * sum(map(len, matrix_kinds(schema).values())) > len(schema)
+
+
 def matrices(table: pa.Table) -> tuple[Matrix, ...]:
     """What lies side by side in a table: columns without nulls, evenly spaced in memory. Hold the table as
     long as these are used.
@@ -168,7 +173,7 @@ class Joining:
         assert self._schema is not None
         room = rows if self._rows <= rows else int(self._rows * MARGIN) + 1
         kinds = matrix_kinds(self._schema)
-        self.is_wide = 2 * sum(map(len, kinds.values())) > len(self._schema)
+        self.is_wide = is_wide(self._schema)
         for kind, places in kinds.items():
             rooms = np.empty((len(places), room), dtype_of(kind))
             for place, column_room in zip(places, rooms, strict=True):

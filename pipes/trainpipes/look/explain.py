@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.pool import default_threads
+from trainpipes.columns.joined import is_wide
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.handed_out import is_worth_it
@@ -37,6 +38,9 @@ Lines = list[tuple[str, str]]
 #: Bytes of an open file and of its decoded part, at most; how many times the bytes of its rows the runs of
 #: a shard take, the row group in hand and the next.
 DECODER_BYTES, RUNS = 4 << 20, 4
+#: Bytes of a column that its reader holds, at most; how many times these an open file has, and one that is read
+#: has besides.
+PAGE_BYTES, AT_REST, READ = 1 << 20, 1.2, 2
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
 
@@ -347,16 +351,27 @@ def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
         return nbytes
     spans, rows = _own_spans(plan, processes), plan.inputs.blocks.rows
     if isinstance(source, FileBlocks):
-        block = row_bytes * int(plan.inputs.blocks.lengths.max(initial=0))
-        nbytes += math.ceil(spans * min(DECODER_BYTES, 4 * block))
+        lengths = plan.inputs.blocks.lengths
+        block = row_bytes * int(lengths.max(initial=0))
+        pages = min(block, PAGE_BYTES * len(getattr(source, "schema", None) or [0]))
+        decoder = max(min(DECODER_BYTES, 4 * block), AT_REST * pages)
+        nbytes += math.ceil(min(spans, len(lengths)) * decoder + READ * pages)
         if not source.is_local:
             limit = min(source.files.prefetch_bytes, layouts.fetched_bytes)
             nbytes += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
+    if _lies_in_order(plan):  # the last rows of a window, which are part of it still
+        nbytes += math.ceil(windows / spans)
     if threads and not plan.reads_user_code:
         ahead = max(windows / spans, layouts.held_bytes * AHEAD_PART)
         nbytes += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
     shards = -(-plan.chain.num_shards // processes)
     return nbytes + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
+
+
+def _lies_in_order(plan: Plan) -> bool:
+    """Whether batches are parts of windows, whose rows lie in the order in which they come."""
+    schema = getattr(plan.inputs.source, "schema", None)
+    return isinstance(schema, pa.Schema) and not plan.chain.before and is_wide(schema)
 
 
 def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str]:
