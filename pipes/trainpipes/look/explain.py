@@ -38,8 +38,8 @@ Lines = list[tuple[str, str]]
 #: Bytes of an open file and of its decoded part, at most; how many times the bytes of its rows the runs of
 #: a shard take, the row group in hand and the next.
 DECODER_BYTES, RUNS = 4 << 20, 4
-#: Bytes of a column that its reader holds, at most; how many times these an open file has, and one that is read
-#: has besides.
+#: Bytes of a column that its reader holds, at most; how many times these an open file has, and one that is
+#: read has besides.
 PAGE_BYTES, AT_REST, READ = 1 << 20, 1.2, 2
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
