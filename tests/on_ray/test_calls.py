@@ -189,3 +189,15 @@ def test_where_the_head_is_lost_ray_ends_the_program(tmp_path):
 def test_options_that_cannot_be(tmp_path, options, said):
     with pytest.raises(ConfigError, match=said):
         tp.Loader(pipeline(tmp_path), **options)
+
+
+def test_the_share_of_time_in_the_function_is_measured():
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ray_calls"]
+    command += ["--workers", "2", "--rows", "128", "--repeats", "1"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert [row[0].split(" of")[0] for row in rows[::2]] == ["nothing", "1 ms", "1 ms", "JPEG"]
+    assert {row[1] for row in rows} == {"2 of Ray", "2 of processes"}
+    assert all(0 < float(row[3]) <= 1 for row in rows[2:])
