@@ -252,7 +252,7 @@ class _Column:
             return self._joined()
         if self._room is None or self._chunks or self._is_ragged:
             return gathered(one_chunk(self._joined()), order)
-        self._room[: self._count] = self._room[: self._count].take(order)
+        self._room[: self._count] = self._room[: self._count].take(order, mode="clip")
         return self._joined()
 
     def _joined(self) -> Any:
