@@ -412,6 +412,7 @@ def test_persistent_workers_load_a_state_of_mid_epoch_and_then_of_its_start(
     assert given_by(loader) == EPOCHS[2]
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_persistent_workers_do_not_start_an_epoch_from_which_they_know_the_start_only() -> None:
     pipe = pipeline()
     loader = DataLoader(pipe, batch_size=None, num_workers=2, persistent_workers=True)

@@ -130,6 +130,7 @@ def test_check_resume_passes(folder: Path, make: Make) -> None:
     check_resume(make(folder), epochs=2, processes=0, every=5)
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_persistent_workers_of_the_epoch_before_are_not_used_with_new_files(
     folder: Path, method: str

@@ -293,6 +293,7 @@ def test_check_resume_passes(uri: str, filtered: bool) -> None:
     check_resume(batches(uri, filter=filter), epochs=2, processes=0, every=5)
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_a_plain_dataloader_needs_the_version(uri: str) -> None:
     loader = DataLoader(batches(uri), batch_size=None, num_workers=2)  # type: ignore[arg-type]
     with pytest.raises(tp.TopologyError, match="version of a table must be named"):

@@ -451,6 +451,7 @@ def test_ranks_without_torch_distributed_must_name_the_batch() -> None:
         loader.set_weights({"b": 3})
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_workers_refuse_a_state_if_later_epochs_would_have_other_shares() -> None:
     pipe = batched(stop="first_exhausted")
     loader = tp.Loader(pipe)
