@@ -86,3 +86,26 @@ def test_waiting_is_the_share_since_the_last_call(monkeypatch: pytest.MonkeyPatc
     loader._iteration.wait_seconds += 5
     assert meter.read()["data/waiting"] == 0.5
     assert meter.read()["data/waiting"] == 0.0
+
+
+@pytest.mark.parametrize("shards", [1, 4, 24])
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_rows_leave_out_turns_of_shards_that_have_ended_and_batches_that_are_skipped(
+    shards: int, skipped: int
+) -> None:
+    rows = tp.from_dataset(range(600)).sharding_filter(shards).shuffle(60, seed=1)
+    full = rows.filter(lambda x: x % 3 > 0).batch(5, drop_last=True).skip(skipped)
+    for pipe in (full, full.repeat(2)):
+        loader, given_rows = tp.Loader(pipe), 0
+        for batch in loader:
+            given_rows += len(batch)
+            assert loader.metrics()["data/rows"] == given_rows
+        assert given_rows > 200
+
+
+def test_rows_are_not_known_where_ranks_end_apart() -> None:
+    rows = tp.from_dataset(range(200)).sharding_filter(6, tail="uneven")
+    full = rows.filter(lambda x: x % 3 > 0).batch(5, drop_last=True)
+    loader = tp.Loader(full.distributed(rank=1, world_size=2))
+    list(loader)
+    assert "data/rows" not in loader.metrics()

@@ -8,6 +8,7 @@ from time import perf_counter
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
+from trainpipes.order.layout import slots_before
 from trainpipes.sources.mix import Mix
 from trainpipes.sources.mixture import Mixture
 from trainpipes.stages.pack import Pack
@@ -62,7 +63,24 @@ def _rows(plan: Plan, position: Position, world_size: int) -> int | None:
     are_full = chain.endless or chain.batch is None or chain.drop_last
     if position.pass_number or not are_full or plan.layouts.sizes is not None:
         return None  # short batches, and those of epochs before, are not known
-    return position.m * chain.batch_size
+    batches = _given(plan, position, world_size)
+    return None if batches is None else batches * chain.batch_size
+
+
+def _given(plan: Plan, position: Position, world_size: int) -> int | None:
+    """Batches of a pass, where these are not counted, that all ranks have got; None where that is not known.
+
+    A state counts the turns of shards that have ended, and batches that are skipped, too.
+    """
+    chain, shards = plan.chain, position.num_shards
+    if chain.uneven and plan.counts.ends_unevenly and world_size > 1:
+        return None  # of shards of other ranks it is not known which have ended
+    cursors = position.cursors.items()
+    turns: int = sum(
+        slots_before(position.m, s, shards) - cursor["delivered"] for s, cursor in cursors
+    )
+    skipped = chain.skip_batches if plan.counts.limits_items else 0
+    return position.m - turns - skipped
 
 
 def _counted(plan: Plan, m: int, sizes: BatchSizes | None = None) -> int:
