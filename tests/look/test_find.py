@@ -287,6 +287,15 @@ def test_a_filter_sees_its_rows_and_no_stage_after_it_is_called(tmp_path: Path) 
     assert tp.find(rows.filter(pc.field("x") > 4).batch(4), ["x.parquet"]).row.size == 55
 
 
+def test_rows_that_weights_choose_are_found() -> None:
+    rows = tp.from_arrow(pa.table({"x": range(60), "rare": [n % 7 == 0 for n in range(60)]}))
+    pipe = rows.shuffle(20).sample_by("rare", {True: 1, False: 0.4}).batch(4)
+    given = [[row["x"] for row in batch] for batch in pipe]
+    found = tp.find(pipe, range(60), epoch=0)  # type: ignore[arg-type]
+    assert [given[one.step][one.index] for one in found] == [one.row for one in found]
+    assert len(found) == sum(map(len, given)) < 60
+
+
 def test_to_look_moves_nothing() -> None:
     rows = tp.from_dataset(range(40))
     for pipe in (rows.shuffle(9).batch(4), rows.filter(bool).batch(4)):

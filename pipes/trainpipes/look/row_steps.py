@@ -28,7 +28,7 @@ from trainpipes.look.row_numbers import NONE, NumberedRows
 from trainpipes.order.layout import Layout, Topology, WindowKey
 from trainpipes.order.permutation import permutation
 from trainpipes.sources.mixture import Mixture
-from trainpipes.stages.filter import Drawn
+from trainpipes.stages.filter import Drawn, DrawnOnce
 from trainpipes.state.format import Position
 
 #: What of a source says which rows it has, or names them.
@@ -260,7 +260,7 @@ def _reads(plan: Plan) -> bool:
 
 
 def _asks_content(stage: Stage) -> bool:
-    if isinstance(stage, Drawn):
+    if isinstance(stage, DrawnOnce):
         return stage.options["key"] is not None
     if isinstance(stage, kinds.ShuffleStage | kinds.CountingStage):
         return False
