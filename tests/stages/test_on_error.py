@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,25 @@ def test_all_rows_are_counted_and_not_those_beside_bad_ones_alone(kind: str) -> 
     pipe = STAGES[kind](rows(5000).sharding_filter(4), "skip").batch(8)
     assert len(xs(pipe)) >= 4900
     assert f"{len(BAD)} of 5,000 rows left out" in str(pipe.explain())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_explain_counts_rows_of_the_sources_of_a_mix(workers: int) -> None:
+    parts = {name: rows().shuffle(9).map(one, on_error="skip") for name in ("a", "b")}
+    loader = tp.Loader(tp.mix(parts, weights={"a": 1, "b": 1}).batch(4), num_workers=workers)
+    list(loader)
+    counted = [said for name, said in loader.explain().lines if name == "map"]
+    for name, said in zip("ab", counted, strict=True):  # it reads some rows ahead
+        assert re.fullmatch(rf"source '{name}': \d+ of \d+ rows left out: .*", said)
+
+
+def test_stats_count_rows_of_all_batches_that_they_look_at(tmp_path: Path) -> None:
+    pipe = rows().map(one, on_error=tp.Quarantine(tmp_path / "bad", max_share=1)).batch(4)
+    said = f"{len(BAD)} of 60 rows left out"
+    assert pipe.stats().counts["map"].startswith(said)
+    assert pipe.stats().batches == 0, "none has a mask"
+    padded = pipe.map(lambda batch: [{"input_ids": [row["x"]]} for row in batch]).pad_collate()
+    assert padded.stats().counts["map"].startswith(said)
 
 
 @pytest.mark.parametrize("kind", STAGES)

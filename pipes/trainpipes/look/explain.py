@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,9 @@ def explain(
         lines.append(("cache", "off" if cached is None else cached.describe()))
     engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
     lines += [("tokenizer", text) for text in engines if text]
-    counted = [(s.name, "; ".join(filter(None, map(str, s._tallies())))) for s in chain.stages]
-    lines += [line for line in counted if line[1]]
+    for _, tallies in groupby(plan.tallies, key=lambda tally: id(tally.stage)):
+        counted = [(tally.stage.name, str(tally)) for tally in tallies if str(tally)]
+        lines += [(name, "; ".join(said for _, said in counted)) for name, _ in counted[:1]]
     more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
         more = ": a run can start on any of these numbers, and go on with any other"

@@ -213,7 +213,9 @@ def stats(
         if world_size is not None:
             works.append((number, *work_of(masks or mask_of_rows(batch, plan.chain))))
         elif not masks and segments is None and not heard:
-            break
+            if not any(any(tally.numbers) for tally in plan.tallies):
+                break
+            continue
         count += 1
         cells += sum(mask.numel() for mask in masks)
         tokens += sum(int(torch.count_nonzero(mask)) for mask in masks)
