@@ -109,6 +109,8 @@ def test_columns_have_types_whatever_rows_are(files):
     ids = tp.list_files(files).read_parquet().tokenize("bytes", "text").explain()
     assert ids.columns["input_ids"].startswith("list<")
     assert dict(ids.lines)["columns"].endswith("as they are read")
+    bad = tp.read_parquet(files, on_error="skip").tokenize("bytes", "text").explain()
+    assert dict(bad.lines)["columns"] == dict(ids.lines)["columns"]
     assert tp.from_tensors(x=range(3)).batch(2).explain().columns == {"x": "int64"}
     assert tp.from_dataset([{"a": 1, "b": "c"}]).explain().columns == {"a": "int", "b": "str"}
     assert tp.from_dataset([1, 2]).explain().columns == {}

@@ -214,8 +214,8 @@ def _new_weights(iteration: IterationState) -> Iterator[str]:
 
 
 def _column_lines(plan: Plan) -> Lines:
-    known, more = plan.types.columns_if_known(), ""
-    schema = getattr(plan.inputs.source, "schema", None)
+    known, more, source = plan.types.columns_if_known(), "", plan.inputs.source
+    schema = getattr(source, "rows_schema", None) or getattr(source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
         known, more = {field.name: str(field.type) for field in schema}, ", as they are read"
     named = [f"{name}: {cut(kind, 40)}" for name, kind in known.items()]
