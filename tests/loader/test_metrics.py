@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +111,18 @@ def test_rows_are_not_known_where_ranks_end_apart() -> None:
     loader = tp.Loader(full.distributed(rank=1, world_size=2))
     list(loader)
     assert "data/rows" not in loader.metrics()
+
+
+def test_rows_are_not_known_in_later_epochs_of_a_folder_that_grows(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        pq.write_table(pa.table({"x": range(40)}), tmp_path / name)
+
+    write("0.parquet")
+    files = tp.list_files(tmp_path / "*.parquet", refresh="epoch")
+    loader = tp.Loader(files.read_parquet().shuffle(9).batch(4))
+    list(islice(loader, 3))
+    assert loader.metrics()["data/rows"] == 12
+    write("1.parquet")
+    list(islice(loader, 3))
+    assert loader.metrics()["data/epoch"] == 1
+    assert "data/rows" not in loader.metrics(), "it took the first epoch to have as many files"

@@ -56,6 +56,8 @@ def _rows(plan: Plan, position: Position, world_size: int) -> int | None:
     sized = chain.batch is None or chain.batch.batch_size is not None
     if not sized or chain.groups or chain.opener.traits.makes_batches:
         return None
+    if plan.grows and position.pass_number:
+        return None  # epochs before had other files
     if counts.counted:
         whole = counts.end(world_size) if position.pass_number else 0
         before = 0 if math.isinf(whole) else position.pass_number * _counted(plan, int(whole))
