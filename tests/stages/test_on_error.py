@@ -104,6 +104,18 @@ def test_stats_count_rows_of_all_batches_that_they_look_at(tmp_path: Path) -> No
     assert padded.stats().counts["map"].startswith(said)
 
 
+def test_writers_log_how_many_rows_are_left_out_of_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = rows(500).map(one, on_error="skip")
+    pipe.write_parquet(tmp_path / "files", rows_per_file=100)
+    (said,) = [text for text in caplog.messages if "of 500 rows" in text]
+    assert said.startswith("write_parquet(): map(")
+    assert f"{len(BAD)} of 500 rows left out: the function raised" in said
+    pipe.to_map_dataset(tmp_path / "rows.map")
+    assert f"{len(BAD)} of 500 rows" in caplog.messages[-1]
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_rows_of_which_the_function_raises_are_left_out_and_listed(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import Any
@@ -25,6 +26,8 @@ from trainpipes.interfaces.read_columns import say_where
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.order.layout import WindowKey
+
+log = logging.getLogger("trainpipes")
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -219,6 +222,7 @@ class EpochRows(TableGroups):
         self._pool: Pool | None = None
         self._lane: Lane | None = None
         self._made: tuple[Cursors, int] | None = None  # of the run at hand, and its first row
+        self._is_said = False
 
     def __reduce__(self) -> Any:
         source = self.plan.inputs.source
@@ -295,10 +299,21 @@ class EpochRows(TableGroups):
             say_where(error, self.plan.inputs.place_of)
             raise
         if upcoming is None:
+            self._say_counts()
             return None
         run, first, last = upcoming
         self._made = run.cursors, first
         return slice_payload(run.block.data, first, last)
+
+    def _say_counts(self) -> None:
+        """Log once, at the end of all rows, how many the stages have left out."""
+        if self._is_said or self.plan.chain.num_shards > 1:
+            return
+        self._is_said = True
+        for tally in self.plan.tallies:
+            tally.end()
+            if tally.warns and (said := str(tally)):
+                log.warning("%s(): %s: %s", self.caller, str(tally.stage), said)
 
 
 def _copy(
