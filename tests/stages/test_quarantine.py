@@ -170,6 +170,22 @@ def texts(folder: Path) -> str:
     return str(folder / "*.parquet")
 
 
+def test_null_texts_are_a_share_of_all_rows_so_far(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each run counts its nulls with its other rows, not before them."""
+    column = [None if n % 20 == 0 else f"row {n}" for n in range(8000)]
+    pq.write_table(pa.table({"text": column}), tmp_path / "t.parquet")
+    rows = tp.read_parquet(tmp_path / "t.parquet")
+    for on_error in ("skip", tp.Quarantine(tmp_path / "bad", max_share=0.06)):
+        ids = rows.tokenize("bytes", on_error=on_error)
+        assert len([*ids]) == 7600
+        assert len([*ids.cache(tmp_path / "cache")]) == 7600
+    shares = [re.search(r"([\d,]+) of ([\d,]+) rows? left out", said) for said in caplog.messages]
+    for lost, seen in (found.groups() for found in shares if found):
+        assert int(lost.replace(",", "")) <= 0.06 * int(seen.replace(",", "")) + 1
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stage_lists_its_rows_from_any_process(
     workers: int, tmp_path: Path, no_processes_left: None

@@ -221,9 +221,8 @@ class Tokenize(Tokenizes):
         numbers = self._template is not None
         texts = text_columns.read_texts(run.block, self._texts, self, numbers)
         there = text_columns.without_nulls(texts, self, run.block.ids, not self.traits.keeps_rows)
+        gone = None if there is None else run.block.take(np.flatnonzero(~there))
         if there is not None:
-            gone, why = run.block.take(np.flatnonzero(~there)), "a text is null"
-            self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
             run = run.pick(np.flatnonzero(there))
             texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block
@@ -236,7 +235,11 @@ class Tokenize(Tokenizes):
             blame(error, self, self._culprit(texts, block))
             raise
         run = run.with_block(block.with_data(self._put(block, columns)))
-        return self._checked(run, columns, block)
+        run = self._checked(run, columns, block)
+        if gone is not None:  # counted last: the share that is left out is of all rows
+            why = "a text is null"
+            self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
+        return run
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
