@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,11 @@ def measured(what: str, workers: int, epochs: int) -> tuple[list[int], int]:
 
 
 def check(what: str) -> None:
-    alone, bare = measured(what, 0, 30)
-    shared, _ = measured(what, 4, 30)
-    # By then workers have their own copies of what they count.
+    alone, bare = measured(what, 0, 60)
+    shared, _ = measured(what, 4, 60)
+    # By epoch 20 workers have their own copies of what they count. What allocators keep comes and goes.
     for held in (alone, shared):
-        assert held[-1] <= 1.03 * held[19], held
+        assert median(held[40:]) <= 1.04 * median(held[20:40]), held
     assert shared[-1] <= alone[-1] + 4 * (bare + WINDOWS)
 
 
@@ -64,13 +65,13 @@ def test_four_epochs_of_a_python_list_in_workers_hold_what_one_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_thirty_epochs_of_parquet_files_hold_what_twenty_do(folder: Path) -> None:
+def test_epochs_of_parquet_files_hold_no_more_than_those_before(folder: Path) -> None:
     check(str(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_thirty_epochs_of_a_python_list_hold_what_twenty_do() -> None:
+def test_epochs_of_a_python_list_hold_no_more_than_those_before() -> None:
     check("100000")
 
 
