@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 
 RANKS = (64, 8)
 SHARDS = 64

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.sources.fair_queue import RowOrder, by_tokens, phases_of
 
 SHARES = {"2 sources, 0.7 and 0.3": [0.7, 0.3], "10 sources": [31, 28, 23, 19, 17, 13, 11, 7, 5, 3]}

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.stages.pack import Pack

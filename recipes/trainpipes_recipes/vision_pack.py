@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import trainpipes as tp
-from trainpipes._internal.checks import ColumnName, Count, Seed
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import ColumnName, Count, IntArray, Seed
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.packing import (
     IGNORED,

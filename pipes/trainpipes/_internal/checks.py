@@ -1,4 +1,6 @@
-"""Options that are plain values, and optional packages: an error unless they are right, or installed."""
+"""Options that are plain values, and optional packages: an error unless they are right, or installed. And the
+type of arrays of row numbers, which every room writes.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,13 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes import errors
 
+#: Row numbers, and whatever else is counted.
+IntArray = npt.NDArray[np.int64]
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
 #: Characters of a path, at most.

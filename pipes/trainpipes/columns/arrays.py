@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 
 Array = npt.NDArray[Any]
 #: Types of text and bytes that are offsets and content.

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import gathered, once_for_each, parts_of, to_arrow
 from trainpipes.columns.joined import Joining
 from trainpipes.columns.python_values import python_rows

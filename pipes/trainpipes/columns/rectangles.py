@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import require
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, require
 from trainpipes.columns.arrays import Array, apart
 from trainpipes.errors import ConfigError, DataError, shown
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.block import Block

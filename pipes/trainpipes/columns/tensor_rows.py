@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.lazy_batches import late_if_small
 

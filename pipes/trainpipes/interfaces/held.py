@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import LARGEST
+from trainpipes._internal.checks import LARGEST, IntArray
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import SOURCE_BIT, Block, Pieces
 from trainpipes.columns.run import Cursors, Run, innermost, round_of

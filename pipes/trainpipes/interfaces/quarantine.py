@@ -20,8 +20,8 @@ from torch.utils.data import get_worker_info
 
 from trainpipes._internal import checks
 from trainpipes._internal.callers import data_parallel
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import ForkLock
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, UnreachableError, cut, hidden, shown

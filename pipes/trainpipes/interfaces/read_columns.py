@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 
 from trainpipes import errors
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import need_columns, no_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.bad_values import BadCell, first_bad

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes import errors
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.interfaces.stage import is_ours

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform, get_args
 
 from trainpipes._internal import checks, locks, messages
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.options import (

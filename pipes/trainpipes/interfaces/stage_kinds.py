@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.bad_values import first_bad, naming_bad_values
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes._internal.messages import table
-from trainpipes._internal.types import IntArray
 from trainpipes.engine.iterating.iteration_state import (
     MOST_EPOCHS,
     IterationState,

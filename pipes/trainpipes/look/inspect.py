@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import column_names, whole_number
+from trainpipes._internal.checks import IntArray, column_names, whole_number
 from trainpipes._internal.messages import folded, need_columns, table, terminal_width
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
 from trainpipes.look.inspect_reading import (

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.pool import default_threads, side_by_side
 from trainpipes._internal.progress import counted
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.record import Record

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes._internal.messages import table
 from trainpipes._internal.progress import counted
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run

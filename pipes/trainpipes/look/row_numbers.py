@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from trainpipes._internal.checks import wrong
+from trainpipes._internal.checks import IntArray, wrong
 from trainpipes._internal.progress import counted
-from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import hidden, shown
 from trainpipes.interfaces.source import Place, RowSource

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.progress import Progress, counted
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import require
+from trainpipes._internal.checks import IntArray, require
 from trainpipes._internal.messages import table
 from trainpipes._internal.progress import counted
-from trainpipes._internal.types import IntArray
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import IntArray, whole_number
 from trainpipes._internal.messages import need_columns, table
 from trainpipes._internal.progress import Progress, counted
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.errors import TopologyError
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 
 
 def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:

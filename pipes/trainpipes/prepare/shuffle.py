@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes import errors
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns import arrays
 from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.engine.processes.ray_cluster import Ray

@@ -13,8 +13,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal.callers import data_parallel
-from trainpipes._internal.checks import flag, require, whole_number
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, flag, require, whole_number
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, StateError

@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 
 from trainpipes import samplers
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.errors import DataError
 from trainpipes.order.permutation import random_key
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal import checks, locks, messages
-from trainpipes._internal.checks import ColumnNames, Count
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import ColumnNames, Count, IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.content import short_digest

@@ -20,7 +20,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 
 #: The largest sum of weights that is kept as it is; beyond, shares are rounded to 2**-40.
 MOST_TOTAL = 1 << 60

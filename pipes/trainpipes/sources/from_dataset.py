@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes._internal import callers, checks, locks
-from trainpipes._internal.checks import Schema
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, Schema
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run

@@ -17,9 +17,8 @@ import torch
 from torch.utils.data import Dataset
 
 from trainpipes import errors
-from trainpipes._internal.checks import column_names, require, whole_number
+from trainpipes._internal.checks import IntArray, column_names, require, whole_number
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, parts_of, to_arrow
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.content import short_digest

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, join_payloads, take_payload

@@ -26,8 +26,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import refuse_special
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, refuse_special
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.tensor_rows import rows_of
 from trainpipes.errors import DataError, UnreadableError

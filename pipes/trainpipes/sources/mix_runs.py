@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.pool import Pool
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Run

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import is_text, python_to_arrow, to_arrow
 from trainpipes.columns.columns import as_expression, text_of
 from trainpipes.columns.run import Run

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.file_bytes import FileBytes, RangeFile

@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes import errors
-from trainpipes._internal.checks import refuse_special, repeated
+from trainpipes._internal.checks import IntArray, refuse_special, repeated
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import check_sound, gathered, take_rows
 from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.content import table_digest

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainpipes import errors
-from trainpipes._internal.checks import repeated
+from trainpipes._internal.checks import IntArray, repeated
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.planning.row_names import names_below

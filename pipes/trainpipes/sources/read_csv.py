@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from trainpipes._internal.checks import Each, column_names, repeated, text
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import Each, IntArray, column_names, repeated, text
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.types import Rule
 from trainpipes.errors import without_query

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.errors import cut
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources import text_cutters, text_pieces

@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import ColumnName
+from trainpipes._internal.checks import ColumnName, IntArray
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import SchemaError, cut
 from trainpipes.interfaces.stage import Stage

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal import pool
-from trainpipes._internal.checks import ColumnName
+from trainpipes._internal.checks import ColumnName, IntArray
 from trainpipes._internal.progress import Progress
-from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import OnBadRow

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_names
+from trainpipes._internal.checks import IntArray, column_names
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError, shown
 from trainpipes.interfaces.quarantine import OnBadRow, leaves_out

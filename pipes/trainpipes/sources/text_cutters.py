@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.errors import cut
 from trainpipes.sources.files.formats import BadFileError

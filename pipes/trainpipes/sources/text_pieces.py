@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import byte_count, require
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, byte_count, require
 from trainpipes.columns.types import Rule
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.sources.compressed import Entry, ReadAgain, Stream

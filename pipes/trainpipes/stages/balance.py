@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import ColumnName, Ge, Seed
+from trainpipes._internal.checks import ColumnName, Ge, IntArray, Seed
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import ColumnName, Count, Each, Ge, IntArray, Seed
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import some_of

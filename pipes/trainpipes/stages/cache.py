@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trainpipes._internal import checks
 from trainpipes._internal.activity import count
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.cache import LOCK, ROWS, SCHEMAS, folder, kept_file, path_of
 from trainpipes.cache.kept_file import Store, locked
 from trainpipes.columns.arrays import to_arrow, to_numpy

@@ -12,10 +12,9 @@ import pyarrow as pa
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from trainpipes._internal.checks import Function, is_name, repeated, require
+from trainpipes._internal.checks import Function, IntArray, is_name, repeated, require
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block, Part, Piece

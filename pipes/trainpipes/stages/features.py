@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal import checks
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run

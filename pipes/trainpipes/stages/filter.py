@@ -13,6 +13,7 @@ from trainpipes._internal import checks
 from trainpipes._internal.checks import (
     ColumnName,
     ColumnNames,
+    IntArray,
     Seed,
     Share,
     column_names,
@@ -21,7 +22,6 @@ from trainpipes._internal.checks import (
 )
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.columns import as_expression, table_of, text_of

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
+from trainpipes._internal.checks import ColumnName, Count, Ge, IntArray, Natural, Seed, column_names
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns, warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.columns import packing
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import Ge, repeated, require, wrong
+from trainpipes._internal.checks import Ge, IntArray, repeated, require, wrong
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest, need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.lazy_batches import late_if_small

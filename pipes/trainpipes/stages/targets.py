@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import has_warned, warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run

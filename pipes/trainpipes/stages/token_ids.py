@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal import checks
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes._internal.checks import Count, IntArray, Text, require, whole_number
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_values import first_bad
 from trainpipes.columns.block import Block

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import ColumnName, Count, Text, column_names
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import ColumnName, Count, IntArray, Text, column_names
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.python_values import python_values

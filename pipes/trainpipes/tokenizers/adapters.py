@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from trainpipes import errors
 from trainpipes._internal import checks, locks
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart
 from trainpipes.columns.rectangles import Side
 from trainpipes.interfaces.options import identify, show

@@ -25,9 +25,9 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from trainpipes import errors
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import ForkLock, cached_property
 from trainpipes._internal.messages import clean
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array, stretches
 from trainpipes.columns.rectangles import Side
 from trainpipes.filesystems.retry import Requests

@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import errors
-from trainpipes._internal.checks import need, pip_install
+from trainpipes._internal.checks import IntArray, need, pip_install
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.columns.rectangles import Side
 from trainpipes.tokenizers.engine import (

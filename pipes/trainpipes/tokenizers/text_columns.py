@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.checks import column_names, require, several
+from trainpipes._internal.checks import IntArray, column_names, require, several
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block

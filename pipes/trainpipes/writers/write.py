@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from fsspec.implementations.cached import CachingFileSystem
 
-from trainpipes._internal.checks import require, whole_number
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.executor_options import executor_of

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
 from trainpipes.columns.python_values import table_of_rows

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import IntArray, whole_number
 from trainpipes._internal.locks import ForkLock, cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.mixture import MixingSource, RowMixture
 from trainpipes.errors import ConfigError

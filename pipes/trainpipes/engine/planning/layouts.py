@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import RowMixture

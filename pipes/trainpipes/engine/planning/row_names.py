@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block

@@ -21,8 +21,8 @@ from torch.utils.data._utils import worker as torch_worker
 from trainpipes._internal import activity
 from trainpipes._internal.activity import TURN, doing
 from trainpipes._internal.activity_sampler import ActivitySampler, switched
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.block import Block, Each, Pieces
 from trainpipes.columns.run import Cursors, Run

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trainpipes._internal.activity import doing
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import InterruptibleLock
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_in_order
 from trainpipes.engine.planning.plan import Plan

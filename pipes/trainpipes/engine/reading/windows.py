@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from trainpipes._internal.activity import TURN, doing
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.pool import Pool, Priority
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.order.layout import WindowKey
 

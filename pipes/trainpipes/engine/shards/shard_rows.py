@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.activity import each
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import Pool
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll

@@ -18,8 +18,8 @@ import pyarrow as pa
 from trainpipes import errors
 from trainpipes._internal import locks
 from trainpipes._internal.activity import BYTES
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.pool import Future, Pool, waits_for_server
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.filesystems.retry import Requests

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import is_worth_a_line
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, SchemaError, UnreadableError

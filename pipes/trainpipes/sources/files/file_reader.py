@@ -19,9 +19,9 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes import errors
 from trainpipes._internal import checks
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.progress import Progress
-from trainpipes._internal.types import IntArray
 from trainpipes.cache import SUFFIX
 from trainpipes.errors import amount, hidden
 from trainpipes.filesystems.retry import Requests, Stopped

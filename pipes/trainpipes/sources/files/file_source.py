@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError

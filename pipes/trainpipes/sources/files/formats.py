@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.checks import repeated
+from trainpipes._internal.checks import IntArray, repeated
 from trainpipes._internal.messages import nearest, need_columns
-from trainpipes._internal.types import IntArray
 from trainpipes.columns.types import Rule, UnlikeFields, unite_schemas
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import Place

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes import cache
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.progress import Progress
-from trainpipes._internal.types import IntArray
 from trainpipes.cache.kept_file import locked
 from trainpipes.columns import arrays
 from trainpipes.errors import ConfigError

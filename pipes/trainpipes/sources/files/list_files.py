@@ -17,7 +17,7 @@ import numpy as np
 
 from trainpipes import cache, errors
 from trainpipes._internal import checks
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.cache.kept_file import Store
 from trainpipes.filesystems.retry import NORMAL, Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import need, require
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray, need, require
 from trainpipes.columns.arrays import is_text, to_numpy
 from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry

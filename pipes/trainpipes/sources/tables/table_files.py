@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.types import IntArray
+from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
 from trainpipes.errors import DataError
