@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainpipes._internal.activity import BYTES, TURN, UNROLL
-from trainpipes._internal.activity_sampler import Counts
+from trainpipes._internal.activity import BYTES, TURN, UNROLL, Counts
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
 from trainpipes.look.profiling.page import text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict

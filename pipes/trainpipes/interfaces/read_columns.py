@@ -28,9 +28,9 @@ from trainpipes.columns.python_values import array_of
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import as_array, fixed_shape
-from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.watched_calls import current
 
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transf
 from trainpipes._internal import checks, locks, messages
 from trainpipes._internal.checks import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.options import (
     DRAWS,
     EXAMPLES,
@@ -30,6 +29,7 @@ from trainpipes.interfaces.options import (
     same,
     show_named,
 )
+from trainpipes.interfaces.watched_calls import DrawWatch
 
 if TYPE_CHECKING:
     made_once = locks.cached_property

@@ -25,11 +25,11 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces import source
-from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.options import identify, instead, show
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
+from trainpipes.interfaces.watched_calls import current
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders
 

@@ -26,14 +26,13 @@ from trainpipes.engine.processes.executor_options import AnExecutor, as_options,
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
-from trainpipes.interfaces.at_work import current
 from trainpipes.interfaces.contents import digest_of
-from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.options import DRAWS
 from trainpipes.interfaces.quarantine import CallsFunction, Failed, OnBadRow
 from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
+from trainpipes.interfaces.watched_calls import DrawWatch, current
 from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import columns_as, with_column
 

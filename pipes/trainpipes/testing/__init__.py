@@ -23,10 +23,10 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import TrainpipesError, shown
-from trainpipes.interfaces.global_draws import seen_draws
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.interfaces.stateful_stage import StatefulStage
+from trainpipes.interfaces.watched_calls import seen_draws
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline.chain import Pipeline

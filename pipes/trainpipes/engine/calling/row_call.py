@@ -25,9 +25,8 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, TrainpipesError
-from trainpipes.interfaces.at_work import Place, current
-from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.quarantine import Guarded
+from trainpipes.interfaces.watched_calls import DrawWatch, Place, current
 
 #: Results for the first rows, and the error at the next one.
 Answer = tuple[list[Any], BaseException | None]

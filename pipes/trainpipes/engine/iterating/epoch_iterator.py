@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.activity_sampler import begin_report, end_report
+from trainpipes._internal.activity import begin_report, end_report
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers

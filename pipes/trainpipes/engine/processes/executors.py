@@ -22,7 +22,7 @@ from trainpipes.engine.processes.process_worker import Call, portable
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import TrainpipesError, WorkerError
 from trainpipes.filesystems.places import TaskStopped, set_stop_check
-from trainpipes.interfaces.at_work import Place
+from trainpipes.interfaces.watched_calls import Place
 
 T = TypeVar("T")
 S = TypeVar("S")

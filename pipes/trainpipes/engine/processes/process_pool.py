@@ -21,7 +21,7 @@ from trainpipes.engine.processes.worker_pool import (
     of_no_row,
 )
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError, how_ended
-from trainpipes.interfaces.at_work import Place
+from trainpipes.interfaces.watched_calls import Place
 
 #: The process that imported this; its fork server does not serve its forks.
 HOME = os.getpid()

@@ -30,7 +30,7 @@ import torch
 from trainpipes._internal.locks import start
 from trainpipes.engine.calling.row_call import Answer, RowCall
 from trainpipes.errors import DataError, TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import AtWork, Place, set_current
+from trainpipes.interfaces.watched_calls import AtWork, Place, set_current
 
 #: Seconds that a function may run on after its parent has ended.
 GRACE = 0.5

@@ -36,7 +36,7 @@ from trainpipes.engine.processes.ray_jobs import (
 )
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
 from trainpipes.errors import TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import NO_ROW, Place
+from trainpipes.interfaces.watched_calls import NO_ROW, Place
 
 #: Seconds between two looks at whether an answer is still wanted, and after which a task that has no answer
 #: yet is worth a line.

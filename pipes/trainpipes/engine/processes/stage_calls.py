@@ -19,8 +19,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity import TURN, doing
-from trainpipes._internal.activity_sampler import ActivitySampler, switched
+from trainpipes._internal.activity import TURN, ActivitySampler, doing, switched
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.bad_values import naming_bad_values
@@ -30,9 +29,9 @@ from trainpipes.engine.calling.open_stages import called
 from trainpipes.engine.calling.row_call import Answer
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import TrainpipesError
-from trainpipes.interfaces.at_work import NO_ROW, Known, Place, current
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Numbers, Stage
+from trainpipes.interfaces.watched_calls import NO_ROW, Known, Place, current
 
 
 class Group(NamedTuple):

@@ -25,8 +25,8 @@ from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.row_call import Answer
 from trainpipes.engine.processes.process_worker import Call, Message, pickled, unpickled
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
-from trainpipes.interfaces.at_work import NO_ROW, Known, Place
 from trainpipes.interfaces.quarantine import Failed
+from trainpipes.interfaces.watched_calls import NO_ROW, Known, Place
 
 #: Seconds without rows after which the workers end.
 IDLE = 60.0

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.activity import WAITING
-from trainpipes._internal.activity_sampler import Counts
+from trainpipes._internal.activity import WAITING, Counts
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.loader_workers import calls_python

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from trainpipes._internal.activity import WAITING
-from trainpipes._internal.activity_sampler import ITERATES
+from trainpipes._internal.activity import ITERATES, WAITING
 from trainpipes.errors import amount, cut
 from trainpipes.look.profiling.facts import Facts, Measured
 from trainpipes.look.profiling.verdict import verdict

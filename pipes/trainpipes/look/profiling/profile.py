@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity_sampler import (
+from trainpipes._internal.activity import (
     ITERATES,
     SYSTEM,
     TICK,

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainpipes._internal.activity import BYTES, UNROLL, WAITING
-from trainpipes._internal.activity_sampler import ITERATES
+from trainpipes._internal.activity import BYTES, ITERATES, UNROLL, WAITING
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
 
 #: The least part of the waiting, or of the work of threads, that a cause takes.
@@ -323,7 +322,7 @@ class Verdict:
 def verdict(facts: Facts, measured: Measured) -> Verdict:
     """The bottleneck of a run, and changes.
 
-    >>> from trainpipes._internal.activity_sampler import Counts
+    >>> from trainpipes._internal.activity import Counts
     >>> from trainpipes.look.profiling.facts import StageFacts
     >>> stage = StageFacts("map(clean)", "map", calls=True, in_caller=True)
     >>> counts = Counts(10.0, {"iterates": {"map(clean)": [9.0, 9.0]}})
