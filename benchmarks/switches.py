@@ -124,16 +124,16 @@ def waiting(folder: str) -> float:
 
 def no_joining() -> None:
     """Arrow joins the pieces of a window when all are decoded."""
-    from trainpipes.columns import joined
+    from trainpipes.columns import payload
 
-    joined.LARGE = 1 << 62
+    payload.LARGE = 1 << 62
 
 
 def no_late_cutting() -> None:
     """Batches are made with their group."""
-    from trainpipes.columns import lazy_batches
+    from trainpipes.columns import tensor_rows
 
-    lazy_batches.LATE_BYTES = -1
+    tensor_rows.LATE_BYTES = -1
 
 
 def no_making_ahead() -> None:

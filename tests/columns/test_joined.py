@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from trainpipes import SchemaError
-from trainpipes.columns import joined
+from trainpipes.columns import payload
 from trainpipes.columns.payload import join_payloads
 
 COLUMNS: dict[str, Any] = {
@@ -35,7 +35,7 @@ COLUMNS: dict[str, Any] = {
 
 def joined_tables(tables: list[pa.Table]) -> pa.Table:
     # One row more than there is, or the last table would be kept as it is.
-    joining = joined.Joining(sum(map(len, tables)) + 1)
+    joining = payload.Joining(sum(map(len, tables)) + 1)
     for table in tables:
         joining.add(table)
     return joining.table()
@@ -43,7 +43,7 @@ def joined_tables(tables: list[pa.Table]) -> pa.Table:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_as_arrow_joins_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(joined, "LARGE", 0)
+    monkeypatch.setattr(payload, "LARGE", 0)
     schema = pa.schema([pa.field(name, COLUMNS[name].type, metadata={"k": "v"})], {"about": "rows"})
     table = pa.table([COLUMNS[name]], schema=schema)
     # Parts that start in the middle of an array, and one without rows.
@@ -59,10 +59,10 @@ def test_as_arrow_joins_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None
 
 
 def test_more_than_offsets_can_count_stays_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "LARGE", 0)
+    monkeypatch.setattr(payload, "LARGE", 0)
     lists = pa.array([[1], [2, 3]], pa.list_(pa.int8()))
     column = pa.chunked_array([lists, lists])
-    monkeypatch.setattr(joined, "largest", lambda offsets: 3)
+    monkeypatch.setattr(payload, "largest", lambda offsets: 3)
     table = joined_tables([pa.table([column], names=["a"])])
     assert table.column("a").to_pylist() == [[1], [2, 3]] * 2
 
@@ -71,14 +71,14 @@ def test_more_than_offsets_can_count_stays_in_chunks(monkeypatch: pytest.MonkeyP
 def test_parts_may_be_more_than_expected_and_turn_out_otherwise(
     monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(joined, "LARGE", 0)
+    monkeypatch.setattr(payload, "LARGE", 0)
     parts = [
         pa.table({"x": pa.array([[1, 2]] * 9, pa.list_(pa.int64())), "y": pa.array([3] * 9)}),
         pa.table({"x": pa.array([[7] * 50] * 40, pa.list_(pa.int64())), "y": pa.array([4] * 40)}),
         pa.table({"x": pa.array([None, [5]], pa.list_(pa.int64())), "y": pa.array([6, None])}),
         pa.table({"x": pa.array([[8]] * 9, pa.list_(pa.int64())), "y": pa.array([3] * 9)}),
     ]
-    joining = joined.Joining(rows)
+    joining = payload.Joining(rows)
     for part in parts:
         joining.add(part)
     assert joining.table().equals(pa.concat_tables(parts))
@@ -87,7 +87,7 @@ def test_parts_may_be_more_than_expected_and_turn_out_otherwise(
 
 
 def test_a_part_is_let_go_before_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "LARGE", 0)
+    monkeypatch.setattr(payload, "LARGE", 0)
     alive: list[ref[pa.Table]] = []
 
     def parts() -> Iterator[pa.Table]:

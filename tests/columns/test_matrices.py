@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 import trainpipes as tp
 from resuming import check_resume
-from trainpipes.columns import joined
+from trainpipes.columns import payload
 from trainpipes.columns.payload import join_payloads
 from trainpipes.testing import digest
 
@@ -50,7 +50,7 @@ def test_joined_columns_of_one_type_are_gathered_as_one_array() -> None:
     table = join_payloads(parts(TABLE, 100, 1, 300, 199))
     assert table.equals(TABLE)
     table.validate(full=True)
-    found = joined.matrices(table)
+    found = payload.matrices(table)
     assert sorted(len(matrix.places) for matrix in found) == [12, 12, 12]
     index = np.random.default_rng(1).permutation(ROWS)[:50]
     for matrix in found:
@@ -66,17 +66,17 @@ def test_columns_with_nulls_and_those_of_other_tables_are_left_alone() -> None:
     columns["float3"] = pa.chunked_array([[None, *[1.5] * (ROWS - 1)]], pa.float32())
     table = join_payloads(parts(pa.table(columns), 250, 350))
     assert table.equals(pa.table(columns))
-    names = [{table.column_names[n] for n in m.places} for m in joined.matrices(table)]
+    names = [{table.column_names[n] for n in m.places} for m in payload.matrices(table)]
     assert not any("float3" in some for some in names)
     assert {f"float{n}" for n in range(4, 12)} in names  # 0 to 2 are too few
     apart = pa.table({f"x{n}": pa.array(range(5)) for n in range(7)})
-    assert joined.matrices(apart) == ()
+    assert payload.matrices(apart) == ()
 
 
 def test_what_is_known_of_a_table_goes_with_it() -> None:
     table = join_payloads(parts(TABLE, 300, 300))
-    (first, *_) = joined.matrices(table)
-    assert joined.matrices(table)[0] is first
+    (first, *_) = payload.matrices(table)
+    assert payload.matrices(table)[0] is first
     held = weakref.ref(first.spaced)
     del table, first
     gc.collect()
@@ -87,7 +87,7 @@ def test_a_part_of_a_table_and_some_of_its_columns() -> None:
     table = join_payloads(parts(TABLE, 300, 300))
     names = [f"double{n}" for n in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
     some = table.slice(17, 80).select(["id", *names])
-    (matrix,) = joined.matrices(some)
+    (matrix,) = payload.matrices(some)
     assert matrix.gathered(None).tolist() == [some[name].to_pylist() for name in names]
     index = np.array([3, 79, 0])
     assert matrix.gathered(index)[2].tolist() == some["double2"].take(pa.array(index)).to_pylist()
@@ -133,7 +133,7 @@ def test_batches_are_those_of_columns_one_by_one(
         return [*pipe, *pipe]  # two epochs
 
     together = batches()
-    monkeypatch.setattr(joined, "LEAST_COLUMNS", 1 << 20)
+    monkeypatch.setattr(payload, "LEAST_COLUMNS", 1 << 20)
     one_by_one = batches()
     assert [list(batch) for batch in together] == [list(batch) for batch in one_by_one]
     assert digest(together) == digest(one_by_one)
@@ -171,7 +171,7 @@ def test_worker_processes_give_the_same(files: str, name: str) -> None:
 
 
 def test_more_rows_than_expected_are_joined_all_the_same() -> None:
-    joining = joined.Joining(10)
+    joining = payload.Joining(10)
     for part in parts(TABLE, 30, 400, 170):
         joining.add(part)
     assert joining.table().equals(TABLE)

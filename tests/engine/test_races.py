@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from hundred_rows import given_by, pipeline
-from trainpipes.columns import lazy_batches
-from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns import tensor_rows
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.planning import inputs
 from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.engine.shards import shard_rows
@@ -129,7 +129,7 @@ def test_a_batch_of_a_shared_shard_can_be_asked_for_by_several_at_once(unroll: A
         return items[2], items[4], items[2]
 
     assert take(make()) == (2, 4, 2)
-    for module in (shard_rows, lazy_batches):
+    for module in (shard_rows, tensor_rows):
         found = at_each_line(module, make, take, take)
         assert all(taken == (2, 4, 2) for taken in found)
 

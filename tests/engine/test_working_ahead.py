@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.rectangles import Rectangles
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.sources.files.block_reader import BlockReader
 
 

@@ -26,7 +26,7 @@ from trainpipes.columns.arrays import (
     to_arrow,
     to_numpy,
 )
-from trainpipes.columns.bad_values import BadCell, first_bad
+from trainpipes.columns.block import BadCell, first_bad
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload, payload_rows
 from trainpipes.columns.python_values import array_of, column_of, lists_of, python_values

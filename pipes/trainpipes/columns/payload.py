@@ -1,23 +1,293 @@
-"""What rows are made of, never changed: one of
+"""What rows are made of, never changed: a ``pyarrow.Table`` of columns; ``TensorRows``, tensors with a
+common first dimension (``from_tensors``); or a ``list`` of Python objects, one a row (``from_dataset``,
+or after a row function). And how parts of it are joined.
 
-- ``pyarrow.Table``: columns;
-- ``TensorRows``: tensors with a common first dimension (``from_tensors``);
-- ``list``: Python objects, one a row (``from_dataset``, or after a row function).
+Arrow tables are joined as they come, so that each one's memory serves for decoding the next. Of tables of
+hundreds of columns, those of the same type lie side by side, as an array ``[columns, rows]``: a call for
+each column takes longer than its values do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.stride_tricks import as_strided
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import gathered, once_for_each, parts_of, to_arrow
-from trainpipes.columns.joined import Joining
+from trainpipes.columns.arrays import (
+    TEXTS,
+    Array,
+    apart,
+    dtype_of,
+    gathered,
+    is_list,
+    is_number,
+    numbers,
+    offset_dtype,
+    once_for_each,
+    one_chunk,
+    parts_of,
+    to_arrow,
+    to_numpy,
+)
 from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.types import difference
+from trainpipes.errors import SchemaError
+
+#: Columns of the same type from which it is worth it.
+LEAST_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """Columns of a table, at ``places`` in it. ``spaced`` ``[columns, items]`` is their memory, each up to
+    the next column: the first ``rows`` items are a column's values, and nothing else may be read.
+    """
+
+    kind: pa.DataType
+    places: tuple[int, ...]
+    spaced: Array
+    rows: int
+
+    def gathered(self, index: IntArray | None) -> Array:
+        """The rows at ``index``, ``[columns, rows]``, or all if None; a view where they follow each other."""
+        if index is None:
+            return self.spaced[:, : self.rows]
+        start, count = int(index[0]) if len(index) else 0, len(index)
+        if (index == np.arange(start, start + count)).all():
+            return self.spaced[:, start : start + count]
+        return self.spaced.take(index, axis=1)  # NumPy first copies arrays that are not contiguous
+
+
+def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
+    """Types of numbers that many columns have, with the columns' places."""
+    if len(schema) < LEAST_COLUMNS:
+        return {}
+    places: dict[pa.DataType, list[int]] = defaultdict(list)
+    for place, kind in enumerate(schema.types):
+        places[kind].append(place)
+    many = {kind: of_kind for kind, of_kind in places.items() if len(of_kind) >= LEAST_COLUMNS}
+    return {
+        kind: of_kind for kind, of_kind in many.items() if is_number(kind) and kind != pa.bool_()
+    }
+
+
+def is_wide(schema: pa.Schema) -> bool:
+    """Whether most columns are numbers that lie side by side."""
+    return 2 * sum(map(len, matrix_kinds(schema).values())) > len(schema)
+
+
+def matrices(table: pa.Table) -> tuple[Matrix, ...]:
+    """What lies side by side in a table: columns without nulls, evenly spaced in memory. Hold the table as
+    long as these are used.
+    """
+    if table.num_columns < LEAST_COLUMNS or not len(table):
+        return ()
+    return _of_table(table)
+
+
+@once_for_each
+def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
+    return tuple(_found(table))
+
+
+def _found(table: pa.Table) -> Iterator[Matrix]:
+    for kind, places in matrix_kinds(table.schema).items():
+        columns = [table.column(place) for place in places]
+        arrays = [
+            column.chunk(0) if column.num_chunks == 1 and not column.null_count else None
+            for column in columns
+        ]
+        width = kind.bit_width // 8
+        begins = [
+            -1 if array is None else array.buffers()[1].address + array.offset * width
+            for array in arrays
+        ]
+        start = 0
+        for stop in _evenly_spaced(begins, len(table) * width):
+            step = 0 if stop == start + 1 else begins[start + 1] - begins[start]
+            if stop - start >= LEAST_COLUMNS and step % width == 0:
+                shape = stop - start, step // width
+                first = to_numpy(arrays[start])
+                spaced = as_strided(first, shape, (step, width), writeable=False)
+                yield Matrix(kind, tuple(places[start:stop]), spaced, len(table))
+            start = stop
+
+
+def _evenly_spaced(begins: list[int], least: int) -> Iterator[int]:
+    """Where each stretch of columns ends that begin evenly spaced, at least so many bytes apart.
+
+    >>> list(_evenly_spaced([0, 8, 16, 40, 48, -1, 64], 8))
+    [3, 5, 6, 7]
+    """
+    start = 0
+    for place in range(1, len(begins)):
+        step = begins[place] - begins[place - 1]
+        even = place == start + 1 or step == begins[start + 1] - begins[start]
+        if not even or step < least or begins[place - 1] < 0:
+            yield place
+            start = place
+    yield len(begins)
+
+
+#: Bytes from which it matters.
+LARGE = 4 << 20
+#: How much more than expected there is room for, and how much more there is when that is not enough.
+MARGIN, GROWTH = 1.1, 1.5
+
+
+def unlike(first: pa.Schema, second: pa.Schema) -> SchemaError:
+    name, *types = difference(first, second) or ("", first, second)
+    before, later = ("missing" if kind is None else kind for kind in types)
+    return SchemaError(
+        f"rows have column {name!r} as {before}, and later ones as {later}: have the function that makes "
+        "them, in map_batches() or a stage of your own, return columns of the same types each time"
+    )
+
+
+class Joining:
+    """Tables joined in turn, into columns with room for about ``rows`` rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._schema: pa.Schema | None = None
+        self._columns: list[_Column] = []
+        self.rows = 0
+        #: Whether most columns are numbers that lie side by side.
+        self.is_wide = False
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows, copied, or referred to where they are few or the last."""
+        if self._schema is None:
+            self._schema = table.schema
+            self._columns = [_Column(field.type) for field in table.schema]
+            self._lay_side_by_side(len(table))
+        elif table.schema != self._schema:
+            raise unlike(self._schema, table.schema)
+        self.rows += len(table)
+        share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
+        for column, chunks in zip(self._columns, table.columns, strict=True):
+            column.add(chunks, share)
+
+    def _lay_side_by_side(self, rows: int) -> None:
+        """Give columns of the same type, if there are many, room in a shared array."""
+        assert self._schema is not None
+        room = rows if self._rows <= rows else int(self._rows * MARGIN) + 1
+        kinds = matrix_kinds(self._schema)
+        self.is_wide = is_wide(self._schema)
+        for kind, places in kinds.items():
+            rooms = np.empty((len(places), room), dtype_of(kind))
+            for place, column_room in zip(places, rooms, strict=True):
+                self._columns[place].fill(column_room)
+
+    def table(self, order: IntArray | None = None) -> pa.Table:
+        """The rows, at these places if ``order`` is given."""
+        assert self._schema is not None
+        columns = [column.joined(order) for column in self._columns]
+        return pa.table(columns, schema=self._schema)
+
+
+class _Column:
+    """One column of the joined table, in memory that grows."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._is_ragged = kind in TEXTS or is_list(kind)
+        inner = kind.value_type if is_list(kind) else kind
+        plain = pa.types.is_integer(inner) or pa.types.is_floating(inner)
+        self._can_be_copied = kind in TEXTS or plain  # Arrow joins all others
+        self._room: Array | None = None
+        self._is_number = False
+        self._count = 0  # values in it
+        self._lengths: list[Array] = []  # of rows, where those differ
+        self._chunks: list[Any] = []
+
+    def fill(self, room: Array) -> None:
+        """Copy the rows to come, numbers, into this array, as long as they fit."""
+        self._room, self._is_number = room, True
+
+    def add(self, column: pa.ChunkedArray, share: float) -> None:
+        """The next rows; in all there will be about ``share`` times as many, or if 0 no more."""
+        if self._is_number and not self._chunks and not column.null_count:
+            assert self._room is not None
+            for chunk in column.chunks:  # the usual case of many columns, in few calls
+                self._write(numbers(chunk, self._room.dtype), 0)
+            return
+        copies = self._room is not None or (
+            self._can_be_copied and share > 0 and column.nbytes * share >= LARGE
+        )
+        for chunk in filter(len, column.chunks):
+            copies = copies and not self._chunks
+            if not copies or not self._copy(chunk, share * len(column) / len(chunk)):
+                self._chunks.append(chunk)
+
+    def _copy(self, chunk: Any, share: float) -> bool:
+        """Copy a chunk; False, with nothing changed, if it cannot be."""
+        if chunk.null_count:
+            return False
+        values, edges = apart(chunk) if self._is_ragged else (chunk, None)
+        if isinstance(values, pa.Array):
+            if values.null_count:
+                return False
+            values = to_numpy(values)
+        if edges is not None:
+            if self._count + len(values) > largest(edges.dtype):
+                return False
+            self._lengths.append(np.diff(edges))
+        self._write(values, share)
+        return True
+
+    def _write(self, values: Array, share: float) -> None:
+        stop = self._count + len(values)
+        if self._room is None:
+            self._room = np.empty(int(len(values) * max(1, share)) + 1, values.dtype)
+        elif stop > len(self._room):
+            before = self._room[: self._count]
+            self._room = np.empty(int(stop * GROWTH), values.dtype)
+            self._room[: self._count] = before
+        self._room[self._count : stop] = values
+        self._count = stop
+
+    def joined(self, order: IntArray | None = None) -> Any:
+        if order is None:
+            return self._joined()
+        if self._room is None or self._chunks or self._is_ragged:
+            return gathered(one_chunk(self._joined()), order)
+        self._room[: self._count] = self._room[: self._count].take(order, mode="clip")
+        return self._joined()
+
+    def _joined(self) -> Any:
+        has_rows = self._count or self._lengths
+        filled = [] if self._room is None or not has_rows else [self._filled(self._room)]
+        column = pa.chunked_array(filled + self._chunks, self._kind)
+        try:
+            return one_chunk(column)
+        except pa.ArrowInvalid:  # there is more than 32-bit offsets count
+            return column
+
+    def _filled(self, room: Array) -> Any:
+        kind, content = self._kind, pa.py_buffer(room[: self._count])
+        if not self._is_ragged:
+            return pa.Array.from_buffers(kind, self._count, [None, content])
+        lengths = np.concatenate(self._lengths)
+        edges = np.zeros(len(lengths) + 1, dtype=offset_dtype(kind))
+        np.cumsum(lengths, out=edges[1:])
+        offsets = pa.py_buffer(edges)
+        if kind in TEXTS:
+            return pa.Array.from_buffers(kind, len(lengths), [None, offsets, content])
+        child = pa.Array.from_buffers(kind.value_type, self._count, [None, content])
+        return pa.Array.from_buffers(kind, len(lengths), [None, offsets], children=[child])
+
+
+def largest(offsets: Any) -> int:
+    return int(np.iinfo(offsets).max)
+
 
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import stretches
-from trainpipes.columns.bad_values import naming_bad_values
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, naming_bad_values
 
 
 class Positions(Protocol):

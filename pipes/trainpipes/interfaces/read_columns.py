@@ -21,8 +21,7 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
-from trainpipes.columns.bad_values import BadCell, first_bad
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import BadCell, Block, first_bad
 from trainpipes.columns.columns import rows_that_match, table_of
 from trainpipes.columns.python_values import array_of
 from trainpipes.columns.run import Run

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.bad_values import first_bad, naming_bad_values
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, first_bad, naming_bad_values
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.pool import default_threads
-from trainpipes.columns.joined import is_wide
+from trainpipes.columns.payload import is_wide
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.handed_out import is_worth_it

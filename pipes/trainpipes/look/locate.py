@@ -14,8 +14,8 @@ from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes._internal.messages import table
 from trainpipes._internal.progress import counted
 from trainpipes.columns.block import Pieces
-from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import PipelineOrLoader, iteration_of
 from trainpipes.engine.planning.inputs import Inputs

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.errors import MOST_OF_URL, cut, escaped, hidden, shown
 
 Array = npt.NDArray[Any]

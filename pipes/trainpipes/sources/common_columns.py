@@ -8,11 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.columns.bad_values import first_bad
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, first_bad
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.joined import unlike
-from trainpipes.columns.payload import Payload
+from trainpipes.columns.payload import Payload, unlike
 from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows

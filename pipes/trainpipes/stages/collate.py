@@ -16,14 +16,12 @@ from trainpipes._internal.checks import Function, IntArray, is_name, repeated, r
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_numpy
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block, Part, Piece
+from trainpipes.columns.block import BadCell, Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
-from trainpipes.columns.joined import matrices
-from trainpipes.columns.lazy_batches import late_if_small
+from trainpipes.columns.payload import matrices
 from trainpipes.columns.python_values import array_of, python_rows, python_values
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows, batches_of
+from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small
 from trainpipes.columns.types import fixed_shape
 from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import read_columns

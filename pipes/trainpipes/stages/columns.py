@@ -10,8 +10,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import ColumnName, Ge, column_names, repeated, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows

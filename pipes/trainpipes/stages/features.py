@@ -13,7 +13,7 @@ import pyarrow as pa
 from trainpipes._internal import checks
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns import arrays
-from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.read_columns import naming
 from trainpipes.interfaces.stage import made_once

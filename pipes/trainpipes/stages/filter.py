@@ -23,7 +23,7 @@ from trainpipes._internal.checks import (
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_numpy
-from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.columns import as_expression, table_of, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource

@@ -15,7 +15,7 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes.columns import arrays
-from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces.read_columns import in_column, refused, row_at

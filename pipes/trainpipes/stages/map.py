@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import Function, Natural, Schema, Seed
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of

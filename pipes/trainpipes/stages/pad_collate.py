@@ -16,12 +16,11 @@ from trainpipes._internal.checks import Ge, IntArray, repeated, require, wrong
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.columns.arrays import Array, to_arrow
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.lazy_batches import late_if_small
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows, batches_of
+from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small
 from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import read_columns

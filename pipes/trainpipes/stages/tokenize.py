@@ -10,8 +10,7 @@ from trainpipes._internal.checks import Count, IntArray, Text, require, whole_nu
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.bad_values import first_bad
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, first_bad
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError

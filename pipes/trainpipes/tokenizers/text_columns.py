@@ -15,8 +15,7 @@ import torch
 from trainpipes._internal.checks import IntArray, column_names, require, several
 from trainpipes._internal.messages import nearest
 from trainpipes.columns import arrays
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import BadCell, Block
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.stage import Stage

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.columns.arrays import holds, is_text
-from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.block import BadCell
 from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import DataError, SchemaError

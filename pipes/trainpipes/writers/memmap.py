@@ -15,7 +15,7 @@ import torch
 
 from trainpipes._internal.checks import require, wrong
 from trainpipes.columns.arrays import apart, first_null, is_list, one_chunk
-from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.types import SchemaFinder, UnfitRow, as_array

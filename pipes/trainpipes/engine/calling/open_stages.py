@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trainpipes._internal.activity import each
-from trainpipes.columns.bad_values import naming_bad_values
+from trainpipes.columns.block import naming_bad_values
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.held import EmptyRounds
 from trainpipes.interfaces.stage import Stage

@@ -17,8 +17,7 @@ import torch
 
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
-from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import known_name

@@ -22,8 +22,7 @@ from trainpipes._internal import activity
 from trainpipes._internal.activity import TURN, ActivitySampler, doing, switched
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes.columns.bad_values import naming_bad_values
-from trainpipes.columns.block import Block, Each, Pieces
+from trainpipes.columns.block import Block, Each, Pieces, naming_bad_values
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.calling.open_stages import called
 from trainpipes.engine.calling.row_call import Answer

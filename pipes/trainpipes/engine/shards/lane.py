@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from trainpipes._internal import activity
-from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.calling.open_stages import RAISED_STOP, Submitted, open_stages
 from trainpipes.engine.planning.mixture import without_shares
 from trainpipes.engine.planning.plan import Plan

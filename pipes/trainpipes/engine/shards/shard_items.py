@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from trainpipes._internal.pool import MOST_WAITING, Future, Pool
-from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run, Unroll
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.mixed_windows import MixedWindows
 from trainpipes.engine.reading.windows import Windows

@@ -13,9 +13,9 @@ from trainpipes._internal.activity import each
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import Pool
-from trainpipes.columns.bad_values import naming_bad_values
-from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.block import naming_bad_values
 from trainpipes.columns.run import Cursors, Run, Unroll
+from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.calling.open_stages import RUN_BYTES, called
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
