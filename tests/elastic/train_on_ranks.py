@@ -28,7 +28,7 @@ import trainpipes as tp
 from interleaved import PIPELINES, RAGGED, long_filtered
 from launch import write_beside
 from trainpipes.engine.iterating import lookahead
-from trainpipes.engine.iterating.agreement import agreement_over
+from trainpipes.engine.iterating.epoch_end import agreement_over
 from trainpipes.testing import digest
 
 ENDED: Any = object()

@@ -160,7 +160,7 @@ def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
 
 
 def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpipes.engine.processes.ray_jobs.RETRIES", 1)
+    monkeypatch.setattr("trainpipes.engine.processes.ray_tasks.RETRIES", 1)
     with pytest.raises(WorkerError, match=r"^2 was given up after 2 tries: "):
         run(Dies(tmp_path, 99), range(4))
     assert noted(tmp_path, "died") == 2
@@ -185,7 +185,7 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.engine.processes.ray_jobs.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.engine.processes.ray_tasks.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with Ray() as executor:

@@ -35,7 +35,7 @@ import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
-from trainpipes.engine.iterating import agreement, epoch_counter, worker_end
+from trainpipes.engine.iterating import epoch_counter, epoch_end, epoch_iterator
 from trainpipes.integrations import callers
 from trainpipes.interfaces.options import instead
 from trainpipes.look import read_states
@@ -129,12 +129,12 @@ def test_the_fork_server_says_what_it_imports() -> None:
         multiprocessing.set_forkserver_preload(before)
 
 
-@private("python", "SENDER", "worker_end.py")
+@private("python", "SENDER", "epoch_iterator.py")
 def test_a_queue_names_the_thread_that_sends() -> None:
     """A worker's end does not wait for the thread that sends batches which nobody takes."""
     queue: Any = multiprocessing.get_context("fork").Queue()
     queue.put(1)
-    assert worker_end.SENDER in {thread.name for thread in threading.enumerate()}
+    assert epoch_iterator.SENDER in {thread.name for thread in threading.enumerate()}
     assert queue.get() == 1
     queue.close()
     queue.join_thread()
@@ -236,17 +236,17 @@ def group() -> Iterator[None]:
     """A process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    agreement._groups.clear()
+    epoch_end._groups.clear()
     dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")
 @private("torch", "_get_default_store PrefixStore ProcessGroupGloo AllreduceOptions BroadcastOptions",
-    "agreement.py")  # fmt: skip
+    "epoch_end.py")  # fmt: skip
 def test_ranks_agree_by_the_store_of_the_default_group() -> None:
     """Ranks whose batches are not counted agree where an epoch ends, in a group of their own."""
-    assert agreement.agreement_over(Topology())(5, True) == 5
-    assert agreement.from_first_rank(Topology(), lambda: "some", *"123") == "some"
+    assert epoch_end.agreement_over(Topology())(5, True) == 5
+    assert epoch_end.from_first_rank(Topology(), lambda: "some", *"123") == "some"
 
 
 @pytest.mark.usefixtures("group")

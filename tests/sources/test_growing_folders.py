@@ -226,7 +226,7 @@ def packed(content: bytes) -> str:
 def test_a_damaged_list_in_a_state_is_refused(
     folder: Path, files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.engine.planning.growing.MOST_NAMES", 1 << 20)
+    monkeypatch.setattr("trainpipes.engine.planning.inputs.MOST_NAMES", 1 << 20)
     with pytest.raises(tp.StateError, match="files: damaged"):
         resumed_from({**after_a_batch(folder), "files": files}, folder)
 
@@ -298,7 +298,7 @@ def test_the_option_is_written_to_a_config(folder: Path) -> None:
 def test_names_that_a_state_has_no_room_for_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.engine.planning.growing.MOST_TEXT", 10)
+    monkeypatch.setattr("trainpipes.engine.planning.inputs.MOST_TEXT", 10)
     with pytest.raises(
         tp.ConfigError, match=r"list_files\(refresh\).*1 files; .*list_files\(names\)"
     ):

@@ -23,7 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
 from trainpipes.engine.iterating import lookahead
-from trainpipes.engine.processes import handed_out
+from trainpipes.engine.processes import loader_workers
 from trainpipes.engine.processes.executors import Processes
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
 from trainpipes.engine.processes.process_worker import pickled, unpickled
@@ -50,10 +50,10 @@ class OneProcessLoader(tp.Loader):
 
 
 class WorkersHere(LoaderWorkers):
-    def begin(self, plan: Any) -> handed_out.Workers:
+    def begin(self, plan: Any) -> loader_workers.Workers:
         count = self.executor.workers
         call = StageCall(plan, self.stages(), count)
-        return handed_out.Workers(plan, call, DoneHere(call), 2 * count)  # type: ignore[arg-type]
+        return loader_workers.Workers(plan, call, DoneHere(call), 2 * count)  # type: ignore[arg-type]
 
 
 class DoneHere:

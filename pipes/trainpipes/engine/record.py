@@ -24,7 +24,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.growing import of_files
+from trainpipes.engine.planning.inputs import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.options import same

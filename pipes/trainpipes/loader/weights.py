@@ -10,8 +10,8 @@ from typing import Any
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import nearest
-from trainpipes.engine.iterating.agreement import members_of
 from trainpipes.engine.iterating.consumer import Consumer
+from trainpipes.engine.iterating.epoch_end import members_of
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.chain import Chain

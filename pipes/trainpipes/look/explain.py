@@ -16,7 +16,7 @@ from trainpipes._internal.pool import default_threads
 from trainpipes.columns.payload import is_wide
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.processes.handed_out import is_worth_it
+from trainpipes.engine.processes.loader_workers import is_worth_it
 from trainpipes.engine.processes.stage_calls import steps_of
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpipes._internal.checks import require
+from trainpipes.engine.planning.chain import MixingSource
 from trainpipes.engine.planning.column_types import gives_objects
-from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage

@@ -17,8 +17,8 @@ from trainpipes._internal.checks import ColumnName, require, several, whole_numb
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.run import innermost
 from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.chain import MixedInputs, MixingSource, without_shares
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.mixture import MixedInputs, MixingSource, without_shares
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import cut
 from trainpipes.interfaces import stage_kinds as kinds

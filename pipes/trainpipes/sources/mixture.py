@@ -16,9 +16,9 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.mixture import RowMixture
+from trainpipes.engine.planning.chain import RowMixture
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
+from trainpipes.engine.reading.windows import MixedWindows, WindowedMixture
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, Shards, open_windows
 from trainpipes.interfaces.read_columns import lengths_of, refused

@@ -14,7 +14,7 @@ from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.engine.planning.chain import MixingSource
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import at_row, blame, refused

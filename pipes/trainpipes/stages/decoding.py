@@ -10,7 +10,7 @@ import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.calling.row_call import Answer, row_words
+from trainpipes.engine.calling import Answer, row_words
 from trainpipes.engine.processes.executors import Threads
 from trainpipes.errors import UnreadableError
 from trainpipes.interfaces.quarantine import LeftOut, leaves_out

@@ -26,7 +26,7 @@ from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.columns import as_expression, table_of, text_of
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.engine.planning.chain import MixingSource
 from trainpipes.engine.planning.row_names import (
     HashArray,
     RowNames,

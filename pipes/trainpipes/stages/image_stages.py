@@ -14,7 +14,7 @@ from trainpipes._internal import checks
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.calling.row_call import RowKey, row_words
+from trainpipes.engine.calling import RowKey, row_words
 from trainpipes.engine.planning.row_names import unit
 from trainpipes.errors import DataError, shown
 from trainpipes.interfaces.options import identify

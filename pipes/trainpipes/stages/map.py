@@ -19,7 +19,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
-from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
+from trainpipes.engine.calling import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.engine.processes.executor_options import AnExecutor, as_options, executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads

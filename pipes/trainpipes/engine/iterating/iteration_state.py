@@ -10,10 +10,10 @@ from torch.utils.data import get_worker_info
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import Living
 from trainpipes._internal.messages import has_warned, warn_once
-from trainpipes.engine.iterating.agreement import from_first_rank
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
-from trainpipes.engine.planning.growing import FILES, files_of, of_run
+from trainpipes.engine.iterating.epoch_end import from_first_rank
+from trainpipes.engine.planning.inputs import FILES, files_of, of_run
 from trainpipes.engine.planning.migrate import at_start, checked_changes, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError

@@ -19,9 +19,14 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.activity import doing
-from trainpipes.engine.iterating.agreement import Agreement, agreement_over
 from trainpipes.engine.iterating.consumer import Consumer, ConsumerPosition
-from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED, say_uneven
+from trainpipes.engine.iterating.epoch_end import (
+    MANY,
+    MOST_COUNTED,
+    Agreement,
+    agreement_over,
+    say_uneven,
+)
 from trainpipes.errors import TopologyError
 from trainpipes.interfaces.stage_kinds import DeviceStage
 

@@ -21,9 +21,9 @@ from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import SchemaFinder, UnfitRow, is_open, written
-from trainpipes.engine.calling.open_stages import open_stages
+from trainpipes.engine.calling import open_stages
+from trainpipes.engine.planning.chain import RowMixture
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
-from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream, read_full, read_rows

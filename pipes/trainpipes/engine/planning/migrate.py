@@ -25,10 +25,8 @@ from typing import Any
 
 from trainpipes._internal.checks import wrong
 from trainpipes.columns.run import innermost, levels
-from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.planning.counts import Counts
-from trainpipes.engine.planning.layouts import Layouts
-from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.engine.planning.chain import Chain, MixingSource
+from trainpipes.engine.planning.layouts import Counts, Layouts
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError, shown
 from trainpipes.interfaces.stage import Stage

@@ -14,16 +14,16 @@ from trainpipes._internal.locks import cached_property
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.column_types import ColumnTypes
-from trainpipes.engine.planning.counts import Counts
-from trainpipes.engine.planning.growing import (
+from trainpipes.engine.planning.inputs import (
+    Inputs,
+    Schemas,
     grows,
     kept_in_states,
     listed_files,
     refuse_repeat,
     versions,
 )
-from trainpipes.engine.planning.inputs import Inputs, Schemas
-from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.engine.planning.layouts import Counts, Layouts
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream

@@ -16,7 +16,7 @@ from trainpipes._internal.activity import TURN
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import Flag, get, wait_for
 from trainpipes._internal.pool import Future, Pool
-from trainpipes.engine.calling.row_call import Answer, RowCall, ThreadMap
+from trainpipes.engine.calling import Answer, RowCall, ThreadMap
 from trainpipes.engine.processes.process_pool import process_pool
 from trainpipes.engine.processes.process_worker import Call, portable
 from trainpipes.engine.processes.worker_pool import WorkerPool

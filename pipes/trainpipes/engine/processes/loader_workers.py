@@ -1,18 +1,194 @@
-"""The worker processes of a ``Loader``, from one pass to the next."""
+"""The worker processes of a ``Loader``: which stages they run, among those that a shard opens; and how they
+stay from one pass to the next.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import finalize
 
+from trainpipes._internal import activity
 from trainpipes._internal.messages import log_once
+from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.executors import FOREVER, Executor, Processes
-from trainpipes.engine.processes.handed_out import Workers, is_worth_it
-from trainpipes.engine.processes.stage_calls import StageCall
+from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
+from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import (
+    BatchingStage,
+    FinishingStage,
+    RegroupStage,
+    RunStage,
+    WorkingStage,
+)
+
+#: Fewest rows of a window in a task.
+LEAST_ROWS = 16
+
+
+def is_worth_it(stage: Stage) -> bool:
+    """Whether a stage calls Python for each row or batch, which threads would do one at a time."""
+    if not (isinstance(stage, RunStage) or is_called_ahead(stage)):
+        return False
+    if isinstance(stage, WorkingStage) and stage.has_workers:
+        return False
+    return stage.traits.per_row or stage._calls_function
+
+
+def is_called_ahead(stage: Stage) -> bool:
+    return hasattr(stage, "call_ahead")
+
+
+class Workers:
+    """The worker processes of one pass.
+
+    Args:
+        ahead: runs that they are given ahead, in all.
+    """
+
+    def __init__(self, plan: Plan, call: StageCall, pool: WorkerPool, ahead: int) -> None:
+        self.ahead = ahead
+        self.count = call.workers
+        self._pool = pool
+        self._numbers = {id(step): number for number, step in enumerate(steps_of(plan))}
+
+    def handed_out(self, plan: Plan, stages: Sequence[Stage], shards: int = 1) -> tuple[Stage, ...]:
+        """Some of a plan's steps, where those that processes run stand as one; for so many shards."""
+        steps = plan.chain.steps
+        made: list[Stage] = []
+        group: list[Any] = []
+
+        def hand_out(stages: Sequence[Any], batch: int | None = None) -> None:
+            last, first = stages[-1], self._numbers[id(stages[0])]
+            later = steps[steps.index(last) + 1 :]
+            keeps = any(isinstance(stage, RegroupStage) for stage in (last, *later))
+            number = Group(first, self._numbers[id(last)] + 1, batch, keeps)
+            most_begun = max(2 if made else 1, -(-self.ahead // shards))
+            made.append(HandedOut(tuple(stages), self, number, most_begun))
+
+        def end_group() -> None:
+            worth = [n for n, stage in enumerate(group) if is_worth_it(stage)]
+            if not worth:
+                made.extend(group)
+            else:
+                first, stop = worth[0], worth[-1] + 1
+                made.extend(group[:first])
+                hand_out(group[first:stop])
+                if is_called_ahead(group[stop - 1]):
+                    made.append(group[stop - 1].after_calls())
+                made.extend(group[stop:])
+            group.clear()
+
+        def end_with_batches(batch: Stage, above: Sequence[Stage]) -> int:
+            """Hand out what makes rows with what is made of their batches; how many of these there are."""
+            first = next((n for n, stage in enumerate(group) if is_worth_it(stage)), len(group))
+            last = max(
+                (n + 1 for n, s in enumerate(above) if is_worth_it(s) or _reads_values(s)),
+                default=0,
+            )
+            below = group[first:]
+            if not (below and last and all(stage.traits.keeps_rows for stage in below)):
+                end_group()
+                made.append(batch)
+                return 0
+            made.extend((*group[:first], batch))
+            group.clear()
+            hand_out((*below, *above[:last]), self._numbers[id(below[-1])] + 1)
+            return last
+
+        waiting = list(stages)
+        while waiting:
+            stage = waiting.pop(0)
+            if isinstance(stage, RunStage) and not _has_workers(stage):
+                group.append(stage)
+            elif is_called_ahead(stage):
+                group.append(stage)
+                end_group()
+            elif _cuts_by_count(stage):
+                alone = (
+                    n
+                    for n, s in enumerate(waiting)
+                    if not isinstance(s, RunStage) or _has_workers(s)
+                )
+                above = waiting[: next(alone, len(waiting))]
+                del waiting[: end_with_batches(stage, above)]
+            else:
+                end_group()
+                made.append(stage)
+        end_group()
+        return tuple(made)
+
+    def submit(self, group: Group, run: Run) -> Callable[[], Run]:
+        wait, cursors = self._pool.submit((group, sent(run)), activity.is_on), run.cursors
+
+        def made() -> Run:
+            results, error = wait()
+            if error is not None:
+                raise error
+            given: Run = results[0].run(cursors)
+            return given
+
+        return made
+
+    @property
+    def is_closed(self) -> bool:
+        return self._pool.closed
+
+    def start(self) -> None:
+        self._pool.start()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _cuts_by_count(stage: Stage) -> bool:
+    """Whether a stage makes batches of a fixed number of rows, and not by what they hold."""
+    return isinstance(stage, BatchingStage) and stage.traits.keeps_rows and not stage.nested
+
+
+def _reads_values(stage: Stage) -> bool:
+    return isinstance(stage, FinishingStage) and stage._reads_values
+
+
+def _has_workers(stage: Stage) -> bool:
+    return isinstance(stage, WorkingStage) and stage.has_workers
+
+
+class HandedOut(WorkingStage):
+    """Stages that worker processes run."""
+
+    stages: tuple[RunStage, ...]
+    workers: Any
+    group: Group
+    runs: int
+
+    @property
+    def most_begun(self) -> int:
+        return self.runs
+
+    @property
+    def inner(self) -> tuple[Stage, ...]:
+        return self.stages
+
+    def submit_run(self, run: Run) -> Callable[[], Run]:
+        wait: Callable[[], Run] = self.workers.submit(self.group, run)
+        return wait
+
+    def process(self, run: Run) -> Run:
+        """Of many rows parts are given to several processes."""
+        most = 1 + len(run) // (2 * self.workers.count)
+        if run.bounds is not None or run.items is not None or most < LEAST_ROWS:
+            return self.submit_run(run)()
+        starts = range(0, len(run), most)
+        waits = [self.submit_run(run.part(n, min(n + most, len(run)))) for n in starts]
+        return Run.join([wait() for wait in waits])
+
+    def __repr__(self) -> str:
+        return " and ".join(map(str, self.stages))
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.locks import start
-from trainpipes.engine.calling.row_call import Answer, RowCall
+from trainpipes.engine.calling import Answer, RowCall
 from trainpipes.errors import DataError, TrainpipesError, WorkerError
 from trainpipes.interfaces.watched_calls import AtWork, Place, set_current
 

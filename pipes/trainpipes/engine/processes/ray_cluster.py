@@ -1,5 +1,5 @@
 """The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it. How functions are called
-there for rows is in ``ray_calls``.
+there for rows is in ``ray_tasks``.
 
 A cluster of the process's ``ray.init()`` is used as it is; to any other one ``trainpipes`` is shipped. Ship
 your own modules by ``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the
@@ -23,11 +23,9 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainpipes._internal.checks import byte_count, flag, need, require, whole_number
-from trainpipes.engine.processes import ray_jobs
+from trainpipes.engine.processes import ray_tasks
 from trainpipes.engine.processes.executors import feed, refuse_memory
 from trainpipes.engine.processes.process_worker import Call
-from trainpipes.engine.processes.ray_calls import do_call, ray_pool
-from trainpipes.engine.processes.ray_jobs import Failed, Job, do_task, end_tasks, put, result_of
 from trainpipes.engine.processes.worker_pool import WorkerPool, end_all
 from trainpipes.errors import ConfigError, UnreachableError
 
@@ -114,7 +112,9 @@ class Ray:
     ) -> WorkerPool:
         self._join()
         most = byte_count(self.max_in_flight, "Ray(max_in_flight)")
-        return ray_pool(self._remote(do_call, 0), call, self.workers, most, timeout, idle)
+        return ray_tasks.ray_pool(
+            self._remote(ray_tasks.do_call, 0), call, self.workers, most, timeout, idle
+        )
 
     def _remote(self, fn: Callable[..., Any], retries: int) -> Any:
         """A function as tasks of this executor."""
@@ -221,8 +221,8 @@ class Ray:
     ) -> Iterator[tuple[T, R]]:
         import ray
 
-        remote = self._remote(do_task, ray_jobs.RETRIES)
-        job = Job(secrets.token_hex(8), [put((fn, open_state))])
+        remote = self._remote(ray_tasks.do_task, ray_tasks.RETRIES)
+        job = ray_tasks.Job(secrets.token_hex(8), [ray_tasks.put((fn, open_state))])
         running: dict[Any, T] = {}
         waiting = iter(tasks)
 
@@ -236,12 +236,12 @@ class Ray:
             while feed(waiting, running, most(), begin):
                 for reference in ray.wait([*running], num_returns=1, timeout=LOOK)[0]:
                     task = running.pop(reference)
-                    done = result_of(reference, str(task))
-                    if isinstance(done, Failed):
+                    done = ray_tasks.result_of(reference, str(task))
+                    if isinstance(done, ray_tasks.Failed):
                         raise done.error
                     yield task, done
         finally:
-            end_tasks([*running], job)
+            ray_tasks.end_tasks([*running], job)
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.block import Block, Each, Pieces, naming_bad_values
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.engine.calling.open_stages import called
-from trainpipes.engine.calling.row_call import Answer
+from trainpipes.engine.calling import Answer, called
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import TrainpipesError
 from trainpipes.interfaces.read_columns import blame

@@ -22,7 +22,7 @@ from trainpipes._internal.activity import doing
 from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import waits
-from trainpipes.engine.calling.row_call import Answer
+from trainpipes.engine.calling import Answer
 from trainpipes.engine.processes.process_worker import Call, Message, pickled, unpickled
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.interfaces.quarantine import Failed

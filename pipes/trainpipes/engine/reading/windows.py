@@ -1,8 +1,9 @@
-"""The shuffle windows of a process, shared by the shards that need them.
+"""The shuffle windows of a process, shared by the shards that need them; of one source, or of several
+pipelines whose rows are mixed.
 
 Whoever first needs a window's rows reads it. With threads, the next windows of spans are read ahead as
-far as memory allows, those that are needed first before others. Memory: a window for each open span,
-two where its shards stand at a window's end or the next is read ahead.
+far as memory allows, those that are needed first before others. Memory: a window for each open span, two
+where its shards stand at a window's end or the next is read ahead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.pool import Pool, Priority
 from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.planning.chain import RowMixture
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.order.layout import WindowKey
 
 #: The part of the memory for windows that those read ahead may take, or a single window.
@@ -276,3 +280,41 @@ class Windows:
                 coming = WindowKey(key.epoch + 1, span, 0)
             if coming not in self._held:
                 yield coming
+
+
+class MixedWindows(ABC):
+    """The windows of several pipelines whose rows are mixed."""
+
+    @abstractmethod
+    def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
+        """Keep the windows that a shard needs of each source from ``state`` on; ``shards`` are this
+        process's.
+        """
+
+    @abstractmethod
+    def open(
+        self,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        shards: int,
+        first: int,
+        weights: int | None,
+    ) -> Iterator[Run]:
+        """The mixed rows of a shard from a state on; ``weights``: which of the plan's new weights hold."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all rows: the pass is over."""
+
+    def start(self, epoch: int) -> dict[str, Any]:
+        """The state of an epoch's start: none, since its number says it."""
+        return {}
+
+
+class WindowedMixture(RowMixture):
+    """Rows of several pipelines, each read by its own windows."""
+
+    @abstractmethod
+    def windows(self, plan: Plan, pool: Pool | None, pass_number: int) -> MixedWindows:
+        """The windows of all pipelines, for the shards of a process; see ``open_windows``."""

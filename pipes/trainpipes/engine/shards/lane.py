@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, NoReturn
 from trainpipes._internal import activity
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.columns.tensor_rows import LazyBatches
-from trainpipes.engine.calling.open_stages import RAISED_STOP, Submitted, open_stages
-from trainpipes.engine.planning.mixture import without_shares
+from trainpipes.engine.calling import RAISED_STOP, Submitted, open_stages
+from trainpipes.engine.planning.chain import without_shares
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.mixed_windows import MixedWindows
+from trainpipes.engine.reading.windows import MixedWindows
 from trainpipes.engine.shards.shard_rows import Shards, open_rows, own_items
 from trainpipes.errors import DataError
 from trainpipes.interfaces.held import check_shard

@@ -18,8 +18,7 @@ from trainpipes._internal.pool import MOST_WAITING, Future, Pool
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.mixed_windows import MixedWindows
-from trainpipes.engine.reading.windows import Windows
+from trainpipes.engine.reading.windows import MixedWindows, Windows
 from trainpipes.engine.shards.lane import ENDED, PASSED, Lane, RunItems, raise_placed
 from trainpipes.engine.shards.shard_rows import (
     Shards,

@@ -16,12 +16,10 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import naming_bad_values
 from trainpipes.columns.run import Cursors, Run, Unroll
 from trainpipes.columns.tensor_rows import LazyBatches
-from trainpipes.engine.calling.open_stages import RUN_BYTES, called
+from trainpipes.engine.calling import RUN_BYTES, called
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
-from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
-from trainpipes.engine.reading.stream_windows import StreamMaker
-from trainpipes.engine.reading.windows import Windows
+from trainpipes.engine.reading.span_windows import ListedMaker, NumberedMaker, StreamMaker
+from trainpipes.engine.reading.windows import MixedWindows, WindowedMixture, Windows
 from trainpipes.interfaces.held import check_shard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
