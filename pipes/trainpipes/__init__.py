@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.formats import Format as Format
     from trainpipes.sources.files.formats import Layout as Layout
-    from trainpipes.stages.decode_audio import random_crop as random_crop
-    from trainpipes.stages.fitted_columns import FittedColumns as FittedColumns
+    from trainpipes.stages.decode_clips import random_crop as random_crop
+    from trainpipes.stages.features import FittedColumns as FittedColumns
     from trainpipes.state.merge import merge_states as merge_states
     from trainpipes.state.work import WorkKey as WorkKey
     from trainpipes.writers.memmap import read_memmap as read_memmap
@@ -116,8 +116,8 @@ _NAMES = {
         "read_csv read_delta read_files read_iceberg read_images read_json "
         "read_lance read_numpy read_parquet read_text read_webdataset recipe zip"
     ),
-    "stages.decode_audio": "random_crop",
-    "stages.fitted_columns": "FittedColumns",
+    "stages.decode_clips": "random_crop",
+    "stages.features": "FittedColumns",
     "state.merge": "merge_states",
     "state.work": "WorkKey",
     "writers.memmap": "read_memmap write_memmap",

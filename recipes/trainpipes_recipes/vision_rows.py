@@ -31,7 +31,7 @@ from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import CollatingStage
-from trainpipes.stages.decode_image import FORMATS, NoPicture, picture_of
+from trainpipes.stages.decoding import FORMATS, NoPicture, picture_of
 from trainpipes.tokenizers.chat import Written, messages_of
 from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes_recipes.chats import ROLES, problem, to_messages

@@ -29,7 +29,7 @@ from trainpipes.errors import escaped
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.values import MASKS, Array, MakesPictures, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.decode_audio import DecodeAudio
+from trainpipes.stages.decode_clips import DecodeAudio
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
 from trainpipes.tokenizers.engine import TokenizerEngine

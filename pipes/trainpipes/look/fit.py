@@ -25,8 +25,7 @@ from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.stats import MAKING, MOST_VALUES, ORDERING, ROWS
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.features import floats_of, refuse_infinite
-from trainpipes.stages.fitted_columns import FittedColumns
+from trainpipes.stages.features import FittedColumns, floats_of, refuse_infinite
 from trainpipes.stages.labels import LabelColumn
 from trainpipes.stages.order import Take
 

@@ -65,7 +65,7 @@ from trainpipes.sources.read_webdataset import ReadWebdataset
 from trainpipes.sources.tables.read_delta import ReadDelta
 from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
-from trainpipes.stages.decode_image import by_pillow
+from trainpipes.stages.decoding import by_pillow
 
 #: How files begin, and their kinds; of MP4 and RIFF bytes 8 to 12 say it.
 BEGINS = {

@@ -31,14 +31,12 @@ from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.cache import Cache
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
-from trainpipes.stages.decode_audio import AudioInfo, DecodeAudio
-from trainpipes.stages.decode_image import DecodeImage
-from trainpipes.stages.decode_video import DecodeVideo
-from trainpipes.stages.deduplicate import Deduplicate
+from trainpipes.stages.decode_clips import AudioInfo, DecodeAudio, DecodeVideo
+from trainpipes.stages.decoding import DecodeImage
 from trainpipes.stages.device import Pin, To
 from trainpipes.stages.features import EncodeCategories, NormalizeColumns
 from trainpipes.stages.filter import Filter, Sample, SampleBy, Split, checked_parts
-from trainpipes.stages.flat_map import FlatMap
+from trainpipes.stages.flat_map import Deduplicate, FlatMap
 from trainpipes.stages.image_stages import (
     CenterCrop,
     Flip,
@@ -68,7 +66,7 @@ if TYPE_CHECKING:
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.from_memmap import MemmapDataset
-    from trainpipes.stages.fitted_columns import FittedColumns
+    from trainpipes.stages.features import FittedColumns
     from trainpipes.writers.map_dataset import MapDataset
 
 P = ParamSpec("P")

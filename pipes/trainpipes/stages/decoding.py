@@ -1,22 +1,27 @@
-"""Parts that the stages share which decode files: pictures, sound, video."""
+"""What stages share that decode files (pictures, sound, video), and ``decode_image``."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from contextlib import suppress
+from dataclasses import KW_ONLY
+from io import BytesIO
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling import Answer, row_words
 from trainpipes.engine.processes.executors import Threads
-from trainpipes.errors import UnreadableError
-from trainpipes.interfaces.quarantine import LeftOut, leaves_out
-from trainpipes.interfaces.read_columns import blame, cell
+from trainpipes.errors import UnreadableError, shown
+from trainpipes.interfaces.quarantine import LeftOut, OnBadRow, leaves_out
+from trainpipes.interfaces.read_columns import blame, cell, refused
 from trainpipes.interfaces.stage import Tally, made_once
-from trainpipes.media import Undecodable
+from trainpipes.media import Undecodable, bytes_of
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 
@@ -114,3 +119,144 @@ class Decoder(RowFunction, asks_inputs=True):
 
     def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
+
+
+#: An image, ``[C, H, W]``.
+Pixels = npt.NDArray[Any]
+Box = tuple[int, int, int, int]
+Mode = Literal["RGB", "L", "RGBA"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+#: What is decoded. Others of Pillow's formats run programs (EPS), or are no pictures.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+#: Pixels of a resized image, at most: a sliver that is scaled by its short side would fill the memory.
+MOST_PIXELS = 1 << 28
+
+
+class NoPicture(Undecodable):
+    """Bytes of which no picture can be made."""
+
+
+def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
+    """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
+    return planes(np.asarray(picture_of(content, mode, least)))
+
+
+def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
+    """The same as an image of Pillow's."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            if least is not None:
+                image.draft(None, (least, least))
+            image.load()
+            with suppress(Exception):  # of damaged EXIF, anything
+                ImageOps.exif_transpose(image, in_place=True)
+            picture: Any = eight_bits(image)
+            if picture.mode == "P" and "transparency" in picture.info:
+                picture = picture.convert("RGBA")
+            if picture.mode != mode:
+                picture = picture.convert(mode)
+    except NoPicture:
+        raise
+    except Exception as error:  # of damaged files, plugins raise any error
+        said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
+        raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
+    return picture
+
+
+def eight_bits(image: Any) -> Any:
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = f"numbers of 32 bits (Pillow's mode {image.mode})"
+        raise NoPicture(f"it holds {kind}, which have no fixed range: decode these in a map()")
+    return image
+
+
+def planes(array: Any) -> Pixels:
+    array = array[:, :, None] if array.ndim == 2 else array
+    pixels: Pixels = np.array(array.transpose(2, 0, 1), order="C")
+    return pixels
+
+
+def resized(
+    image: Pixels, size: tuple[int, int], interpolation: Interpolation, box: Box | None = None
+) -> Pixels:
+    from PIL import Image
+
+    height, width = size
+    if image.dtype != np.uint8:
+        raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
+    if height * width > MOST_PIXELS:
+        was = f"of {image.shape[1]} x {image.shape[2]} pixels would become {height:,} x {width:,}"
+        raise NoPicture(f"{was}: leave it out with filter(), or give the size as (height, width)")
+    if box is None and size == image.shape[1:]:
+        return image
+    if box is not None and (box[3] - box[1], box[2] - box[0]) == size:
+        return np.array(image[:, box[1] : box[3], box[0] : box[2]], order="C")
+    rows = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+    by = Image.Resampling[interpolation.upper()]
+    return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
+
+
+class DecodeImage(Decoder):
+    """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
+
+    The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
+    uint8 ``[C, H, W]``. A list of these becomes a list of arrays. Put it after ``shuffle``, whose
+    buffer then holds no pixels. An image is turned upright by its EXIF orientation; transparency is
+    dropped unless ``mode="RGBA"``; of 16 bits a channel the upper 8 are kept, of several frames the
+    first.
+
+    Args:
+        column: the column of bytes.
+        output_column: the column of images, in place of the bytes.
+        mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
+        on_error: for an image that cannot be decoded, or a null: "raise"; or "skip" the row and log
+            how many.
+        min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
+            this many pixels: faster for large photos, with other pixel values.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+        SchemaError: the column is not there, or ``output_column`` already is.
+        UnreadableError: an image cannot be decoded.
+
+    >>> import io, trainpipes as tp
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (4, 2), (255, 0, 0)).save(file, "PNG")
+    >>> rows = tp.from_dataset([{"bytes": file.getvalue(), "label": 3}])
+    >>> row = next(iter(rows.decode_image()))
+    >>> row["image"].shape, row["image"][:, 0, 0].tolist(), row["label"]
+    ((3, 2, 4), [255, 0, 0], 3)
+    """
+
+    said, unit = "picture", "image"
+
+    column: ColumnName = "bytes"
+    _: KW_ONLY
+    output_column: ColumnName = "image"
+    mode: Mode = "RGB"
+    on_error: OnBadRow = "raise"
+    min_size: Count | None = None
+
+    def check(self) -> None:
+        need("PIL", "decode_image()")
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
+
+    def decoded(self, value: Any, row: Any, rng: Any) -> Pixels:
+        content = bytes_of(value)
+        if content is None:
+            raise NoPicture("it is null")
+        if not isinstance(content, bytes):
+            got = f"{shown(content, 60)} ({type(content).__name__})"
+            rule = f": column {self.column!r} holds the bytes of image files, got {got}"
+            raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
+        return by_pillow(content, self.mode, self.min_size)

@@ -22,7 +22,7 @@ from trainpipes.interfaces.read_columns import blame, cell, each, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.permutation import random_key
-from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.decoding import Box, Interpolation, NoPicture, Pixels, resized
 from trainpipes.stages.map import RowFunction
 
 #: How many an image may have.

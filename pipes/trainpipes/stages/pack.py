@@ -22,8 +22,7 @@ from trainpipes.interfaces.read_columns import at_row, check_beside, ids_of, nam
 from trainpipes.interfaces.stage import Stage, Tally, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.targets import TargetStage, have_target
-from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, TargetStage, Tokenizes, have_target
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16

@@ -20,7 +20,7 @@ from trainpipes.errors import shown
 from trainpipes.interfaces.read_columns import at_row, cell, cells, numbers_of, refused
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
-from trainpipes.stages.decode_audio import seconds_above_0
+from trainpipes.stages.decode_clips import seconds_above_0
 from trainpipes.stages.image_stages import RandomImageStage
 
 Floats = npt.NDArray[np.float32]

@@ -26,8 +26,7 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import row_table, with_column
-from trainpipes.stages.targets import TargetStage, have_target
-from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, TargetStage, Tokenizes, have_target
 from trainpipes.tokenizers.engine import MASKS, begins_word
 
 #: What is cut where nothing is said, if it is there.
