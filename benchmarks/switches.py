@@ -159,7 +159,7 @@ def no_memory_of_tables() -> None:
 
 def no_lengths() -> None:
     """Batches are ordered without a look at their rows."""
-    from trainpipes.stages.balance import Balance
+    from trainpipes.stages.order import Balance
 
     Balance._costs = lambda _, run: np.zeros(len(run), np.int64)  # type: ignore[method-assign]
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stage_kinds import TableStage as TableStage
     from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
-    from trainpipes.loader.in_flight import Work as Work
     from trainpipes.loader.steps import steps as steps
+    from trainpipes.loader.work_items import Work as Work
     from trainpipes.loader.work_queue import WorkQueue as WorkQueue
     from trainpipes.look.find import find as find
     from trainpipes.look.locate import locate as locate

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import build, examples, rows_of, specs
-from trainpipes.loader.metrics import Meter
+from trainpipes.loader.in_mid_run import Meter
 
 
 @given(spec=specs(), world=st.integers(1, 3), data=st.data())
@@ -83,7 +83,7 @@ def test_what_is_not_known_is_left_out_and_all_are_numbers() -> None:
 def test_waiting_is_the_share_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = tp.Loader(tp.from_dataset(range(50)).batch(4))
     clock = iter([100.0, 110.0, 130.0])
-    monkeypatch.setattr("trainpipes.loader.metrics.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("trainpipes.loader.in_mid_run.perf_counter", lambda: next(clock))
     meter = Meter(loader._iteration)
     loader._iteration.wait_seconds += 5
     assert meter.read()["data/waiting"] == 0.5

@@ -28,7 +28,7 @@ import trainpipes as tp
 from hundred_rows import loaded
 from interrupts import is_interrupted, places_of
 from trainpipes.loader import work_queue
-from trainpipes.loader.in_flight import InFlight
+from trainpipes.loader.work_items import InFlight
 from trainpipes.testing import digest
 from work_runs import PIPELINES, ROWS, Run, dealt, plain, rows
 

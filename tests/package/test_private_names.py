@@ -117,7 +117,7 @@ def test_a_profile_sees_where_a_loop_waits() -> None:
         assert import_module(module).__name__ == module
 
 
-@private("python", "_forkserver _preload_modules", "process_pool.py")
+@private("python", "_forkserver _preload_modules", "executors.py")
 def test_the_fork_server_says_what_it_imports() -> None:
     """The fork server imports what workers need once, unless the program has said what it imports."""
     assert forkserver.ForkServer()._preload_modules == ["__main__"]  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from laws import assert_ranks_agree, assert_resumes_elsewhere
 from resuming import check_resume
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import unplaced
-from trainpipes.stages.balance import Balance
+from trainpipes.stages.order import Balance
 
 RANKS = 32
 

@@ -28,7 +28,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import instead, refuse_unknown, show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
-from trainpipes.loader.metrics import Meter
+from trainpipes.loader.in_mid_run import Meter
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.from_dataset import packed
 from trainpipes.stages.device import Pin, To
@@ -450,7 +450,7 @@ class Loader:
         >>> next(batches), next(batches)
         (['easy', 'easy', 'easy', 'easy'], ['hard', 'easy', 'hard', 'easy'])
         """
-        from trainpipes.loader.weights import set_weights
+        from trainpipes.loader.in_mid_run import set_weights
 
         return set_weights(self._iteration, copied(weights), copied(at_step))
 

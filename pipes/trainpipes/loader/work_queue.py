@@ -16,8 +16,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import TICK, Bell, InterruptibleLock
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.loader import Loader
-from trainpipes.loader.in_flight import InFlight, Work
-from trainpipes.loader.work_items import WorkItems
+from trainpipes.loader.work_items import InFlight, Work, WorkItems
 from trainpipes.state.work import WorkKey, read_work, render_work
 
 log = logging.getLogger("trainpipes")

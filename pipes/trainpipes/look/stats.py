@@ -27,9 +27,16 @@ from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import names_of, numbers_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.decoded import known_ids
-from trainpipes.look.even_steps import Steps, mask_of_rows, steps_of, work_of
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
+from trainpipes.look.order_quality import (
+    BATCH_SIZE,
+    ShuffleQuality,
+    Steps,
+    mask_of_rows,
+    order_quality,
+    steps_of,
+    work_of,
+)
 from trainpipes.look.values import masks_of
 from trainpipes.order.layout import Topology
 from trainpipes.sources.mix import Mix

@@ -26,7 +26,6 @@ from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
-from trainpipes.stages.balance import Balance
 from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.cache import Cache
 from trainpipes.stages.collate import Collate
@@ -48,7 +47,7 @@ from trainpipes.stages.image_stages import (
 )
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.map import Map, MapBatches, WithColumns
-from trainpipes.stages.order import Repeat, ShardingFilter, Shuffle, Skip, Take
+from trainpipes.stages.order import Balance, Repeat, ShardingFilter, Shuffle, Skip, Take
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.sound_features import LogMel, MaskSpans
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
     from trainpipes.look.stats import Stats
     from trainpipes.sources.from_memmap import MemmapDataset
     from trainpipes.stages.features import FittedColumns
-    from trainpipes.writers.map_dataset import MapDataset
+    from trainpipes.writers.epoch_rows import MapDataset
 
 P = ParamSpec("P")
 
@@ -471,7 +470,7 @@ class Pipeline(Record):
         ...     rows.to_map_dataset(f"{folder}/rows.arrow")[1]
         {'x': 3}
         """
-        from trainpipes.writers.map_dataset import to_map_dataset
+        from trainpipes.writers.epoch_rows import to_map_dataset
 
         return to_map_dataset(self, path)
 

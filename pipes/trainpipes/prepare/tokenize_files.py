@@ -18,8 +18,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, arrange
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads, cores
 from trainpipes.errors import ConfigError, DataError, SchemaError

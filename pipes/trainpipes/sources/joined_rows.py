@@ -16,9 +16,9 @@ from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.plan import arrange
 from trainpipes.engine.planning.row_names import file_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces.contents import cache_key

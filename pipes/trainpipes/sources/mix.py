@@ -16,10 +16,9 @@ from trainpipes import errors
 from trainpipes._internal.checks import ColumnName, require, several, whole_number
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.run import innermost
-from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import MixedInputs, MixingSource, without_shares
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, arrange
 from trainpipes.errors import cut
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.options import instead, is_pipeline, show

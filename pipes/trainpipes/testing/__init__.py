@@ -28,7 +28,7 @@ from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.interfaces.watched_calls import seen_draws
 from trainpipes.loader import Loader
-from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
+from trainpipes.look.order_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline.chain import Pipeline
 
 #: Characters of a value in a message.

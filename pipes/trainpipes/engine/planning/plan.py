@@ -1,5 +1,5 @@
-"""The plan of a pipeline, in four parts, each of which knows only those before it: ``Chain``,
-``Inputs``, ``Layouts``, ``Counts``. Immutable; any thread may ask it.
+"""The plan of a pipeline, in four parts, each of which knows only those before it: ``Chain``, into which its
+stages are sorted here, ``Inputs``, ``Layouts``, ``Counts``. Immutable; any thread may ask it.
 """
 
 from __future__ import annotations
@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from trainpipes._internal.locks import cached_property
-from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.planning.column_types import ColumnTypes
+from trainpipes.engine.planning.column_types import ColumnTypes, with_columns
 from trainpipes.engine.planning.inputs import (
     Inputs,
     Schemas,
@@ -30,6 +29,250 @@ from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage, Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import NEW_WEIGHTS, BatchSizes, Reweighed
+
+S = TypeVar("S", bound=Stage)
+
+
+def arrange(written: Sequence[Stage]) -> Chain:
+    """The chain of some stages, which then belong to it. Raises ConfigError where they make no pipeline."""
+    stages: list[Any] = []
+    for stage in written:
+        stages.append(stage._resolve(stages))
+        if isinstance(stage, kinds.Source):
+            stages += [own._resolve(stages) for own in stages[-1]._above()]
+    starts = stages and isinstance(stages[0], kinds.Source)
+    if not starts or isinstance(stages[0], kinds.ReadingSource):
+        raise ConfigError(
+            "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
+            f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
+        )
+    reader = next((n for n, s in enumerate(stages) if isinstance(s, kinds.ReadingSource)), 0)
+    chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
+    for stage in chain.file_stages[1:]:
+        chain = _on_files(chain, stage)
+    rows = with_columns(stages[reader:])[0][1:]
+    for number, stage in enumerate(rows):
+        chain = _above(chain, stage, rows[number + 1 :])
+    _check(chain)
+    if chain.shuffle is not None and chain.drawn is not None:
+        chain = _draw(chain, chain.shuffle)
+    chain = _move_up(chain)
+    late = chain.opener._late()
+    if late is not None and chain.before:
+        chain = replace(chain, before=(late, *chain.before))
+    elif late is not None:
+        chain = replace(chain, after=(late, *chain.after))
+    counting = kinds.first_of(chain.after, kinds.CountingStage)
+    if counting is not None and chain.num_shards > 1:
+        raise ConfigError(
+            f"{counting} would count for each shard alone here: put it directly after the source, to count "
+            "rows in file order, or after batch(), with no stage behind it that drops, groups or shuffles "
+            "batches"
+        )
+    return chain
+
+
+def _on_files(chain: Chain, stage: Stage) -> Chain:
+    if isinstance(stage, kinds.ShardStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    shuffles = isinstance(stage, kinds.ShuffleStage) and stage.order is None
+    if not shuffles and stage.name != "filter":
+        raise ConfigError(
+            f"{stage} works on rows, and here there are only file paths; put it after {chain.opener.name}()"
+        )
+    return chain
+
+
+def _check(chain: Chain) -> None:
+    opener = chain.opener
+    if chain.shuffle is not None and opener.traits.orders_rows:
+        raise ConfigError(
+            f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
+        )
+    if chain.shard is not None and opener.traits.one_consumer:
+        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.traits.one_consumer}")
+    above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
+    if chain.mixes and above_mix is not None:
+        raise ConfigError(
+            f"{above_mix} comes after mix(), which has set the order of the rows already: put it "
+            f"into each source, mix({{'name': source.{above_mix.name}(...), ...}})"
+        )
+    counts_epochs = chain.repeat is not None and chain.repeat.times is not None
+    if chain.mixes and opener.traits.endless and counts_epochs:
+        raise ConfigError(
+            f'{chain.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
+        )
+    if chain.cache is not None and not opener.traits.has_blocks:
+        raise ConfigError(
+            f"{chain.cache} needs Arrow rows, as read_parquet() and from_arrow() give them, and "
+            f"{opener} gives others: leave the cache out, or write the rows to Parquet files first"
+        )
+    if chain.batch is not None and opener.traits.makes_batches:
+        raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
+
+
+def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
+    """The chain with a stage above it; ``later``: those that come after that."""
+    after = (*chain.after, stage)
+    over_batches = chain.batch is not None or (chain.mixes and chain.opener.traits.makes_batches)
+    if isinstance(stage, kinds.ShuffleStage):
+        return _shuffled(chain, stage)
+    if isinstance(stage, kinds.ShardStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    if isinstance(stage, kinds.BatchingStage):
+        if over_batches and stage.traits.keeps_rows:
+            return replace(chain, after=(*chain.after, stage._resolved(nested=True)))
+        rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
+        return replace(chain, batch=batch, rolling=rolling, after=after)
+    if isinstance(stage, kinds.RepeatStage):
+        return replace(chain, repeat=_once(chain.repeat, stage))
+    if isinstance(stage, kinds.DeviceStage):
+        if stage.name == "pin" and chain.device_stages:
+            raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
+        return replace(chain, device_stages=(*chain.device_stages, stage))
+    if isinstance(stage, kinds.PackingStage):
+        if over_batches:
+            where = "into each source, before batch()" if chain.batch is None else "before batch()"
+            raise ConfigError(f"{stage} works on rows: put it {where}")
+        return replace(chain, rolling=chain.repeat is not None, after=after)
+    if isinstance(stage, kinds.BalanceStage):
+        if not over_batches or kinds.first_of(chain.after, kinds.FinishingStage):
+            raise ConfigError(
+                f"{stage} must stand where batches are cut and not yet collated, got "
+                f"{'rows' if not over_batches else 'collated batches'}: put it after batch(), and before "
+                "pad_collate() or collate()"
+            )
+        return replace(chain, after=after)
+    if isinstance(stage, kinds.CacheStage):
+        return _cached(chain, stage)
+    if isinstance(stage, kinds.CountingStage):
+        return _counted(chain, stage, later)
+    if isinstance(stage, kinds.RunStage):
+        return replace(chain, after=after)
+    raise ConfigError(
+        f"{stage} starts a pipeline, and cannot come after {chain.stages[0].name}(): make two pipelines, and "
+        "join them by concat(), zip() or mix()"
+    )
+
+
+def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
+    grouping = kinds.first_of(chain.after, kinds.PackingStage | kinds.BatchingStage)
+    if chain.shuffle is not None or chain.mixes or grouping is not None:
+        if stage.order is not None:
+            below = chain.shuffle or grouping or chain.opener
+            raise ConfigError(
+                f"{stage} reads rows by number, and {below} has ordered or made them already: use "
+                "shuffle(buffer_size=...) here, or leave one out"
+            )
+        earlier = sum(isinstance(s, kinds.ShuffleStage) for s in (chain.shuffle, *chain.after))
+        return replace(chain, after=(*chain.after, stage._resolved(_again=earlier)))
+    shuffle, before = stage, chain.before + chain.after
+    if kinds.first_of(before, kinds.CountingStage):
+        raise ConfigError(
+            "take() and skip() before a shuffle count rows in file order, and a stage before them drops "
+            "rows: put take() and skip() directly after the source"
+        )
+    return replace(chain, shuffle=shuffle, before=before, after=())
+
+
+def _cached(chain: Chain, stage: kinds.CacheStage) -> Chain:
+    if chain.shuffle is not None:
+        raise ConfigError(
+            f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
+            "before shuffle(), with the stages before it whose work is to be kept: "
+            ".tokenize(...).cache().shuffle(...)"
+        )
+    above: Stage | None = chain.batch or chain.repeat
+    if above is None:
+        # What makes rows of several rows has a place of its own.
+        regroups = [s for s in chain.after if not kinds.is_on_rows(s)]
+        above = regroups[0] if regroups else None
+    if above is not None:
+        raise ConfigError(
+            f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
+        )
+    below = next((s for s in chain.after if "epoch" in s.traits.depends_on), None)
+    if below is not None:
+        raise ConfigError(
+            f"{below} gives other rows in every epoch, and {stage} would keep only the first "
+            f"epoch's: put cache() before {below.name}()"
+        )
+    cached = len(chain.after) if stage.on else None
+    return replace(chain, cache=_once(chain.cache, stage), cached=cached)
+
+
+def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -> Chain:
+    """The chain with a take or skip: of rows in file order, of batches, or on the way."""
+    count = int(stage.count)
+    if chain.repeat is not None:
+        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
+    in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
+    if in_file_order and all(s.traits.keeps_rows and kinds.is_on_rows(s) for s in chain.after):
+        if stage.skips:
+            return replace(chain, skip_rows=chain.skip_rows + count)
+        return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
+    items = chain.after
+    if chain.batch is not None:
+        items = items[items.index(chain.batch) :]
+    # What comes out at the end is counted: the same items, if none is dropped, made or moved after it.
+    moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage | kinds.BalanceStage
+    moved = any(isinstance(s, moving) or not s.traits.keeps_rows for s in later)
+    batches = chain.batch is not None or chain.opener.traits.makes_batches
+    if (
+        (batches or chain.shuffle is not None)
+        and not moved
+        and all(s.traits.keeps_rows for s in items)
+    ):
+        if stage.skips:
+            return replace(chain, skip_batches=chain.skip_batches + count)
+        return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
+    return replace(chain, after=(*chain.after, stage))
+
+
+def _least(found: int | None, stop: int) -> int:
+    return stop if found is None else min(found, stop)
+
+
+def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
+    """The chain where rows are read by number: stages below the sampler follow it."""
+    opener = chain.opener
+    if not opener.traits.random_access:
+        raise ConfigError(
+            f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
+            "rows to where that is possible: write_memmap() for numbers, to_map_dataset(path) for others"
+        )
+    if chain.cache is not None:
+        raise ConfigError(
+            f"{chain.cache} keeps rows block by block, and {stage} reads them one by one: use "
+            "shuffle(buffer_size=...), or leave the cache out"
+        )
+    dropping = next((s for s in chain.before if not s.traits.keeps_rows), None)
+    if dropping is not None and chain.may_repeat:
+        raise ConfigError(
+            f"{stage} chooses among all rows of {opener}, and {dropping} drops some: put {dropping} after it"
+        )
+    return replace(chain, before=(), after=chain.before + chain.after)
+
+
+def _move_up(chain: Chain) -> Chain:
+    """Move stages that treat and keep each row by itself above the dealing, but not above a cache."""
+    stay = chain.cached or 0
+    if chain.shuffle is None:
+        before, after = chain.after[:stay], chain.after[stay:]
+        if chain.cache is not None and not all(stage.traits.keeps_rows for stage in before):
+            after = (chain.cache.drop_holes(), *after)
+        return replace(chain, before=before, after=after)
+    last = max((n for n, s in enumerate(chain.before) if not s.traits.keeps_rows), default=-1)
+    stay = max(stay, last + 1)
+    return replace(chain, before=chain.before[:stay], after=chain.before[stay:] + chain.after)
+
+
+def _once(found: S | None, stage: S) -> S:
+    if found is not None:
+        raise ConfigError(
+            f"a pipeline has one {stage.name}(), got {found} and {stage}: leave one out"
+        )
+    return stage
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.messages import log_once
-from trainpipes.engine.processes.executors import use_threads
-from trainpipes.engine.processes.process_pool import ProcessWorker
+from trainpipes.engine.processes.executors import ProcessWorker, use_threads
 from trainpipes.engine.processes.process_worker import (
     Call,
     Message,

@@ -33,6 +33,7 @@ from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.filesystems.places import write_text
 from trainpipes.interfaces.options import instead
+from trainpipes.look.order_quality import order_quality
 from trainpipes.look.profiling.facts import (
     Facts,
     Measured,
@@ -44,7 +45,6 @@ from trainpipes.look.profiling.facts import (
 from trainpipes.look.profiling.page import CALLED, page, text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.look.show import html_of
-from trainpipes.look.shuffle_quality import order_quality
 from trainpipes.look.values import masks_of
 
 __all__ = ["Profile", "profile"]

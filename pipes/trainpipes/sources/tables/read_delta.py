@@ -18,9 +18,8 @@ from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.list_files import PREFETCH_BYTES
 from trainpipes.sources.parquet_filter import FileBounds
-from trainpipes.sources.tables.fields import TableFields
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
-from trainpipes.sources.tables.table_files import TableVersion, log_bounds
+from trainpipes.sources.tables.table_files import TableFields, TableVersion, log_bounds
 
 #: What a table may ask of its readers; that there may be variants, deltalake says of all.
 FEATURES = {

@@ -19,9 +19,15 @@ from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.list_files import PREFETCH_BYTES, checked_options
 from trainpipes.sources.parquet_filter import Bounds, FileBounds, ordered
-from trainpipes.sources.tables.fields import IN_FILE, PHYSICAL, TableFields, fields_of
 from trainpipes.sources.tables.table import ReadTable, instant
-from trainpipes.sources.tables.table_files import TableVersion, log_bounds
+from trainpipes.sources.tables.table_files import (
+    IN_FILE,
+    PHYSICAL,
+    TableFields,
+    TableVersion,
+    fields_of,
+    log_bounds,
+)
 
 #: What pyiceberg calls options of S3, and fsspec.
 OF_S3 = {

@@ -19,8 +19,8 @@ from trainpipes.sources.files.file_reader import cut_evenly
 from trainpipes.sources.files.formats import chosen, inner_paths, one_line
 from trainpipes.sources.files.list_files import digest
 from trainpipes.sources.parquet_filter import check_fits, checked_filter, needed_columns
-from trainpipes.sources.tables.fields import TableFields
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
+from trainpipes.sources.tables.table_files import TableFields
 
 #: Rows of a block, at most, and those that the size of a row is taken from.
 BLOCK_ROWS, SAMPLED_ROWS = 8192, 256
