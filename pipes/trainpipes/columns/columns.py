@@ -15,17 +15,7 @@ import torch
 
 from trainpipes._internal.checks import repeated, require, several, wrong
 from trainpipes._internal.messages import no_columns
-from trainpipes.columns.arrays import (
-    Array,
-    as_numbers,
-    is_list,
-    is_number,
-    once_for_each,
-    one_chunk,
-    stands_for_number,
-    to_arrow,
-    to_numpy,
-)
+from trainpipes.columns import arrays
 from trainpipes.columns.block import BadCell, first_bad
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload, payload_rows
@@ -53,13 +43,13 @@ def with_numbers(table: pa.Table) -> pa.Table:
     return table if converted is None else converted
 
 
-@once_for_each
+@arrays.once_for_each
 def _converted(table: pa.Table) -> pa.Table | None:
     """The table with other columns; None if it needs none."""
     converted = None
     for place, kind in enumerate(table.schema.types):
-        if stands_for_number(kind):
-            numbers = as_numbers(table.column(place))
+        if arrays.stands_for_number(kind):
+            numbers = arrays.as_numbers(table.column(place))
             name = table.column_names[place]
             converted = (converted or table).set_column(place, name, numbers)
     return converted
@@ -80,8 +70,8 @@ def to_columns(table: pa.Table, format: str) -> Any:
     return columns
 
 
-def _numpy(column: pa.ChunkedArray, name: str) -> Array:
-    array = one_chunk(column)
+def _numpy(column: pa.ChunkedArray, name: str) -> arrays.Array:
+    array = arrays.one_chunk(column)
     if fixed_shape(array.type) is not None:
         shaped = array_of(array)
         if shaped is None:
@@ -92,9 +82,9 @@ def _numpy(column: pa.ChunkedArray, name: str) -> Array:
         rows[:] = python_values(array)
         return rows
     leaf = _leaf(array)  # a null among integers or bools would make arrays of another dtype
-    if leaf.null_count and is_number(leaf.type) and not pa.types.is_floating(leaf.type):
+    if leaf.null_count and arrays.is_number(leaf.type) and not pa.types.is_floating(leaf.type):
         raise _no_null(array, name, lambda part: _leaf(part).null_count > 0)
-    return to_numpy(array)
+    return arrays.to_numpy(array)
 
 
 def _holds_records(kind: pa.DataType) -> bool:
@@ -107,7 +97,7 @@ def _holds_records(kind: pa.DataType) -> bool:
 
 
 def _leaf(array: pa.Array) -> pa.Array:
-    while is_list(array.type):
+    while arrays.is_list(array.type):
         array = array.flatten()
     return array
 
@@ -120,7 +110,7 @@ def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -
     )
 
 
-def _tensor(value: Array) -> Any:
+def _tensor(value: arrays.Array) -> Any:
     """A column as a tensor; a list where rows are ragged or no numbers."""
     if value.dtype == object:
         return [_tensor(row) if isinstance(row, np.ndarray) else row for row in value]
@@ -147,11 +137,11 @@ def from_columns(columns: Any, caller: object, type_of: TypeOf | None = None) ->
                 "them different names",
             )
         return columns
-    arrays = {name: _returned(column, name, caller, type_of) for name, column in columns.items()}
-    if len(set(map(len, arrays.values()))) > 1:
-        got = ", ".join(f"{len(array)} in {name!r}" for name, array in arrays.items())
+    returned = {name: _returned(column, name, caller, type_of) for name, column in columns.items()}
+    if len(set(map(len, returned.values()))) > 1:
+        got = ", ".join(f"{len(array)} in {name!r}" for name, array in returned.items())
         raise _refused(caller, f"must return columns that are equally long, got {got}")
-    return pa.table(arrays)
+    return pa.table(returned)
 
 
 def _refused(caller: object, problem: str) -> SchemaError:
@@ -224,7 +214,7 @@ def _array(column: Any) -> Any:
         if column.ndim > 1:
             return lists_of(column)
         if column.dtype != object:
-            return to_arrow(column)
+            return arrays.to_arrow(column)
         column = list(column)
     if isinstance(column, list | tuple):
         return pa.array([_lists_of_arrays(value) for value in column])
@@ -284,7 +274,7 @@ def text_of(expression: pc.Expression) -> str:
 
 def rows_that_match(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.bool_]:
     """For which rows an expression is true, bool ``[rows]``; raises Arrow's errors."""
-    numbered = table.append_column("", to_arrow(np.arange(len(table))))
+    numbered = table.append_column("", arrays.to_arrow(np.arange(len(table))))
     mask = np.zeros(len(table), dtype=np.bool_)
-    mask[to_numpy(numbered.filter(expression).column(table.num_columns))] = True
+    mask[arrays.to_numpy(numbered.filter(expression).column(table.num_columns))] = True
     return mask

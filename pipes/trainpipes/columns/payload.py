@@ -19,22 +19,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import (
-    TEXTS,
-    Array,
-    apart,
-    dtype_of,
-    gathered,
-    is_list,
-    is_number,
-    numbers,
-    offset_dtype,
-    once_for_each,
-    one_chunk,
-    parts_of,
-    to_arrow,
-    to_numpy,
-)
+from trainpipes.columns import arrays
 from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import difference
@@ -52,10 +37,10 @@ class Matrix:
 
     kind: pa.DataType
     places: tuple[int, ...]
-    spaced: Array
+    spaced: arrays.Array
     rows: int
 
-    def gathered(self, index: IntArray | None) -> Array:
+    def gathered(self, index: IntArray | None) -> arrays.Array:
         """The rows at ``index``, ``[columns, rows]``, or all if None; a view where they follow each other."""
         if index is None:
             return self.spaced[:, : self.rows]
@@ -74,7 +59,9 @@ def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
         places[kind].append(place)
     many = {kind: of_kind for kind, of_kind in places.items() if len(of_kind) >= LEAST_COLUMNS}
     return {
-        kind: of_kind for kind, of_kind in many.items() if is_number(kind) and kind != pa.bool_()
+        kind: of_kind
+        for kind, of_kind in many.items()
+        if arrays.is_number(kind) and kind != pa.bool_()
     }
 
 
@@ -92,7 +79,7 @@ def matrices(table: pa.Table) -> tuple[Matrix, ...]:
     return _of_table(table)
 
 
-@once_for_each
+@arrays.once_for_each
 def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
     return tuple(_found(table))
 
@@ -100,21 +87,21 @@ def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
 def _found(table: pa.Table) -> Iterator[Matrix]:
     for kind, places in matrix_kinds(table.schema).items():
         columns = [table.column(place) for place in places]
-        arrays = [
+        whole = [
             column.chunk(0) if column.num_chunks == 1 and not column.null_count else None
             for column in columns
         ]
         width = kind.bit_width // 8
         begins = [
             -1 if array is None else array.buffers()[1].address + array.offset * width
-            for array in arrays
+            for array in whole
         ]
         start = 0
         for stop in _evenly_spaced(begins, len(table) * width):
             step = 0 if stop == start + 1 else begins[start + 1] - begins[start]
             if stop - start >= LEAST_COLUMNS and step % width == 0:
                 shape = stop - start, step // width
-                first = to_numpy(arrays[start])
+                first = arrays.to_numpy(whole[start])
                 spaced = as_strided(first, shape, (step, width), writeable=False)
                 yield Matrix(kind, tuple(places[start:stop]), spaced, len(table))
             start = stop
@@ -182,7 +169,7 @@ class Joining:
         kinds = matrix_kinds(self._schema)
         self.is_wide = is_wide(self._schema)
         for kind, places in kinds.items():
-            rooms = np.empty((len(places), room), dtype_of(kind))
+            rooms = np.empty((len(places), room), arrays.dtype_of(kind))
             for place, column_room in zip(places, rooms, strict=True):
                 self._columns[place].fill(column_room)
 
@@ -198,17 +185,17 @@ class _Column:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
-        self._is_ragged = kind in TEXTS or is_list(kind)
-        inner = kind.value_type if is_list(kind) else kind
+        self._is_ragged = kind in arrays.TEXTS or arrays.is_list(kind)
+        inner = kind.value_type if arrays.is_list(kind) else kind
         plain = pa.types.is_integer(inner) or pa.types.is_floating(inner)
-        self._can_be_copied = kind in TEXTS or plain  # Arrow joins all others
-        self._room: Array | None = None
+        self._can_be_copied = kind in arrays.TEXTS or plain  # Arrow joins all others
+        self._room: arrays.Array | None = None
         self._is_number = False
         self._count = 0  # values in it
-        self._lengths: list[Array] = []  # of rows, where those differ
+        self._lengths: list[arrays.Array] = []  # of rows, where those differ
         self._chunks: list[Any] = []
 
-    def fill(self, room: Array) -> None:
+    def fill(self, room: arrays.Array) -> None:
         """Copy the rows to come, numbers, into this array, as long as they fit."""
         self._room, self._is_number = room, True
 
@@ -217,7 +204,7 @@ class _Column:
         if self._is_number and not self._chunks and not column.null_count:
             assert self._room is not None
             for chunk in column.chunks:  # the usual case of many columns, in few calls
-                self._write(numbers(chunk, self._room.dtype), 0)
+                self._write(arrays.numbers(chunk, self._room.dtype), 0)
             return
         copies = self._room is not None or (
             self._can_be_copied and share > 0 and column.nbytes * share >= LARGE
@@ -231,11 +218,11 @@ class _Column:
         """Copy a chunk; False, with nothing changed, if it cannot be."""
         if chunk.null_count:
             return False
-        values, edges = apart(chunk) if self._is_ragged else (chunk, None)
+        values, edges = arrays.apart(chunk) if self._is_ragged else (chunk, None)
         if isinstance(values, pa.Array):
             if values.null_count:
                 return False
-            values = to_numpy(values)
+            values = arrays.to_numpy(values)
         if edges is not None:
             if self._count + len(values) > largest(edges.dtype):
                 return False
@@ -243,7 +230,7 @@ class _Column:
         self._write(values, share)
         return True
 
-    def _write(self, values: Array, share: float) -> None:
+    def _write(self, values: arrays.Array, share: float) -> None:
         stop = self._count + len(values)
         if self._room is None:
             self._room = np.empty(int(len(values) * max(1, share)) + 1, values.dtype)
@@ -258,7 +245,7 @@ class _Column:
         if order is None:
             return self._joined()
         if self._room is None or self._chunks or self._is_ragged:
-            return gathered(one_chunk(self._joined()), order)
+            return arrays.gathered(arrays.one_chunk(self._joined()), order)
         self._room[: self._count] = self._room[: self._count].take(order, mode="clip")
         return self._joined()
 
@@ -267,19 +254,19 @@ class _Column:
         filled = [] if self._room is None or not has_rows else [self._filled(self._room)]
         column = pa.chunked_array(filled + self._chunks, self._kind)
         try:
-            return one_chunk(column)
+            return arrays.one_chunk(column)
         except pa.ArrowInvalid:  # there is more than 32-bit offsets count
             return column
 
-    def _filled(self, room: Array) -> Any:
+    def _filled(self, room: arrays.Array) -> Any:
         kind, content = self._kind, pa.py_buffer(room[: self._count])
         if not self._is_ragged:
             return pa.Array.from_buffers(kind, self._count, [None, content])
         lengths = np.concatenate(self._lengths)
-        edges = np.zeros(len(lengths) + 1, dtype=offset_dtype(kind))
+        edges = np.zeros(len(lengths) + 1, dtype=arrays.offset_dtype(kind))
         np.cumsum(lengths, out=edges[1:])
         offsets = pa.py_buffer(edges)
-        if kind in TEXTS:
+        if kind in arrays.TEXTS:
             return pa.Array.from_buffers(kind, len(lengths), [None, offsets, content])
         child = pa.Array.from_buffers(kind.value_type, self._count, [None, content])
         return pa.Array.from_buffers(kind, len(lengths), [None, offsets], children=[child])
@@ -314,7 +301,7 @@ def payload_bytes(data: Payload) -> int:
     return 0 if isinstance(data, list) else int(data.nbytes)
 
 
-@once_for_each
+@arrays.once_for_each
 def _bytes_of_table(table: pa.Table) -> int:
     return int(table.nbytes)
 
@@ -386,13 +373,13 @@ def _joined(parts: Iterable[Payload], rows: int | None) -> Payload | Joining:
 
 def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
     try:
-        return gathered(table, index)
+        return arrays.gathered(table, index)
     except pa.ArrowInvalid:  # chunks that together hold more than 32-bit offsets count
         columns = [_by_chunk(column, index) for column in table.columns]
         return pa.table(columns, schema=table.schema)
 
 
 def _by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
-    parts, back = parts_of(np.cumsum([0, *map(len, column.chunks)]), index)
-    taken = pa.concat_arrays([column.chunk(n).take(to_arrow(places)) for n, places in parts])
-    return taken if back is None else taken.take(to_arrow(back))
+    parts, back = arrays.parts_of(np.cumsum([0, *map(len, column.chunks)]), index)
+    taken = pa.concat_arrays([column.chunk(n).take(arrays.to_arrow(places)) for n, places in parts])
+    return taken if back is None else taken.take(arrays.to_arrow(back))

@@ -27,16 +27,10 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block, naming_bad_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.held import EmptyRounds
 from trainpipes.interfaces.quarantine import Guarded
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    FinishingStage,
-    OpenBelow,
-    RegroupStage,
-    RunStage,
-    WorkingStage,
-)
 from trainpipes.interfaces.watched_calls import DrawWatch, Place, current
 
 #: What is said of a function that raises what would end the rows.
@@ -49,7 +43,7 @@ RUN_BYTES = 4 << 20
 
 
 def open_stages(
-    stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any], batch_size: int = 1
+    stages: Sequence[Stage], rows: kinds.OpenBelow, at: dict[str, Any], batch_size: int = 1
 ) -> tuple[Iterator[Run], Submitted | None]:
     """A shard's runs from stages, opened at a cursor; ``rows`` opens those below. And what the first stage
     with workers makes, which can be begun ahead. Whoever meets an error opens the stages anew.
@@ -59,23 +53,23 @@ def open_stages(
     """
     submitted: list[Submitted] = []
     for stage in stages:
-        if any(_calls_python(s) or isinstance(s, FinishingStage) for s in _inner(stage)):
+        if any(_calls_python(s) or isinstance(s, kinds.FinishingStage) for s in _inner(stage)):
             rows = partial(_in_parts, stage, rows, max(batch_size, LEAST_ROWS))
         rows = partial(_open_stage, stage, rows, submitted)
     return rows(at), submitted[0] if submitted else None
 
 
 def _inner(stage: Stage) -> tuple[Stage, ...]:
-    return stage.inner if isinstance(stage, WorkingStage) else (stage,)
+    return stage.inner if isinstance(stage, kinds.WorkingStage) else (stage,)
 
 
 def _calls_python(stage: Stage) -> bool:
     """Whether a stage calls a function, or makes an object, for each row or batch."""
-    of_objects = stage.traits.gives == "objects" or isinstance(stage, FinishingStage)
+    of_objects = stage.traits.gives == "objects" or isinstance(stage, kinds.FinishingStage)
     return stage.traits.per_row and (of_objects or stage._calls_function)
 
 
-def _in_parts(stage: Stage, below: OpenBelow, rows: int, at: dict[str, Any]) -> Iterator[Run]:
+def _in_parts(stage: Stage, below: kinds.OpenBelow, rows: int, at: dict[str, Any]) -> Iterator[Run]:
     """Runs of as many items as a stage is to have at a time. None that was given is held."""
     return _parts(stage, below(at), rows)
 
@@ -96,21 +90,23 @@ def _parts(stage: Stage, runs: Iterator[Run], rows: int) -> Iterator[Run]:
 def _items_at_a_time(stage: Stage, run: Run, rows: int, calls_python: bool) -> int:
     if not calls_python:
         return max(1, int(RUN_BYTES * len(run) / max(1.0, run.block.row_bytes * len(run.block))))
-    workers = stage.most_workers if isinstance(stage, WorkingStage) and stage.has_workers else 1
+    workers = (
+        stage.most_workers if isinstance(stage, kinds.WorkingStage) and stage.has_workers else 1
+    )
     return workers * (rows if run.bounds is None and run.items is None else 1)
 
 
 def _open_stage(
-    stage: Stage, below: OpenBelow, submitted: list[Submitted], at: dict[str, Any]
+    stage: Stage, below: kinds.OpenBelow, submitted: list[Submitted], at: dict[str, Any]
 ) -> Iterator[Run]:
     runs: Iterator[Run]
-    if isinstance(stage, RegroupStage):
+    if isinstance(stage, kinds.RegroupStage):
         runs = each(stage, stage.open(below, at))
-    elif isinstance(stage, WorkingStage) and stage.has_workers:
+    elif isinstance(stage, kinds.WorkingStage) and stage.has_workers:
         runs = Submitted(stage, below(at))
         submitted.append(runs)
     else:
-        assert isinstance(stage, RunStage)
+        assert isinstance(stage, kinds.RunStage)
         runs = map(partial(called, stage, stage.process), below(at))
     return not_empty(runs, stage)
 
@@ -132,7 +128,7 @@ def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
     return filter(has_items, runs)
 
 
-def called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
+def called(stage: kinds.RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
     try:
         with naming_bad_values(run.block, stage):
             return function(run)
@@ -143,7 +139,7 @@ def called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made
 class Submitted(Iterator[Run]):
     """Runs through a stage whose workers may begin with some of them ahead."""
 
-    def __init__(self, stage: WorkingStage, below: Iterator[Run]) -> None:
+    def __init__(self, stage: kinds.WorkingStage, below: Iterator[Run]) -> None:
         self._stage = stage
         self._below = below
         #: Runs that workers of the stage have begun with, and what waits for them; or what went wrong.

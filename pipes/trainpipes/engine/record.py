@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainpipes._internal.callers import (
-    batched_outside,
-    data_parallel,
-    in_mesh,
-    in_trainer,
-    reading_ranks,
-    refuse_in_an_iterable,
-    warn_without_data_module,
-)
+from trainpipes._internal import callers
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -133,7 +125,7 @@ class Record(IterableDataset[Any]):
         ranks = self._ranks
         if ranks is None and get_worker_info() is not None:
             ranks = self._seen_ranks
-        return reading_ranks(ranks or data_parallel(), self._batching)
+        return callers.reading_ranks(ranks or callers.data_parallel(), self._batching)
 
     def _batching(self) -> Stage | None:
         first = self._iteration.plan.chain.stages[0]
@@ -183,7 +175,7 @@ class Record(IterableDataset[Any]):
                     "distributed(mesh) must be given without rank and world_size, got "
                     f"rank={rank} and world_size={world_size}; leave these out"
                 )
-            return type(self)(self._stages, *in_mesh(mesh))
+            return type(self)(self._stages, *callers.in_mesh(mesh))
         known = rank is not None and world_size is not None
         for name, value in (("rank", rank), ("world_size", world_size)):
             if known:
@@ -197,15 +189,15 @@ class Record(IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> EpochIterator:
-        refuse_in_an_iterable()
+        callers.refuse_in_an_iterable()
         self._data_parallel()  # says now, on all ranks, what does not fit
         batching = self._batching()
-        if batching is not None and batched_outside():
+        if batching is not None and callers.batched_outside():
             raise ConfigError(
                 f"this pipeline makes batches itself ({batching}), and the DataLoader "
-                f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
+                f"would batch them again: {callers.in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
-        warn_without_data_module()
+        callers.warn_without_data_module()
         return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -21,21 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes import errors
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.pool import default_threads, side_by_side
 from trainpipes._internal.progress import counted
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.record import Record
-from trainpipes.errors import (
-    ConfigError,
-    MissingExtraError,
-    MissingFilesError,
-    TrainpipesError,
-    UnreachableError,
-    cut,
-    hidden,
-)
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.quarantine import PLACES
@@ -235,7 +227,7 @@ REMOTE_IMAGES = 64
 #: Files of ``save_to_disk`` that describe the data beside them.
 ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 #: Errors that are not about a single file.
-OF_ALL = (UnreachableError, Stopped, MemoryError, MissingExtraError)
+OF_ALL = (errors.UnreachableError, Stopped, MemoryError, errors.MissingExtraError)
 
 
 @dataclass
@@ -272,7 +264,7 @@ class Found:
         """A row of the sample cannot be used."""
         self.bad_rows += 1
         if len(self.bad) < PLACES:
-            self.bad[hidden(str(place))] = hidden(why)
+            self.bad[errors.hidden(str(place))] = errors.hidden(why)
 
     @property
     def lengths(self) -> IntArray:
@@ -297,7 +289,7 @@ class Found:
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
     """The files of the format with most bytes, and facts that need no reading of rows."""
     if not urls:
-        raise MissingFilesError(
+        raise errors.MissingFilesError(
             "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
         )
     if all(any(map(is_memmap, [url, *glob.glob(f"{glob.escape(url)}/*/")])) for url in urls):
@@ -312,14 +304,16 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     sizes = np.maximum(files.sizes, 0)
     known = sorted({*readers.tolist()} - {""})
     if not known:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"inspect_files(files) must end in {', '.join(ends_of_names()[:12])}, …, got {len(files):,} "
-            f"others, such as {cut(files.names[0])}; rename them"
+            f"others, such as {errors.cut(files.names[0])}; rename them"
         )
     reader = max(known, key=lambda kind: sizes[readers == kind].sum())
     about = ABOUT if reader == "read_arrow" else ()
     beside = zip(files.names, readers, strict=True)
-    others = [hidden(n) for n, kind in beside if kind not in ("", reader) and not n.endswith(about)]
+    others = [
+        errors.hidden(n) for n, kind in beside if kind not in ("", reader) and not n.endswith(about)
+    ]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
         files = saved_files(files, "inspect_files()")
@@ -374,7 +368,7 @@ def _open(sample: Found, files: FileList) -> None:
 
     def look(*numbers: int, bad_rows: str = "skip") -> list[tuple[str, RowSource]]:
         some = files.pick(np.array(numbers, dtype=np.int64))
-        name = hidden(some.names[0])
+        name = errors.hidden(some.names[0])
         try:
             return [(name, _opened(sample.reader, some, bad_rows))]
         except OF_ALL:
@@ -402,7 +396,7 @@ def _open(sample: Found, files: FileList) -> None:
 def _wanted_files(sample: Found, files: FileList) -> list[int]:
     if sample.reader == "read_images":
         empty = np.flatnonzero(files.sizes == 0).tolist()
-        sample.unreadable.update((hidden(files.names[n]), "empty: 0 bytes") for n in empty)
+        sample.unreadable.update((errors.hidden(files.names[n]), "empty: 0 bytes") for n in empty)
         return np.flatnonzero(files.sizes != 0).tolist()
     packed = any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names)
     most = SCANNED_BYTES // 4 if sample.remote or packed else SCANNED_BYTES
@@ -422,7 +416,7 @@ def _opened(reader: str, files: FileList, bad_rows: str) -> RowSource:
         return _source(listed.then(kind(index=False, **options)))
     try:
         return _source(listed.then(kind()))
-    except ConfigError:  # they are not in folders of classes
+    except errors.ConfigError:  # they are not in folders of classes
         return _source(listed.then(kind(labels=None)))
 
 
@@ -433,8 +427,8 @@ def _source(record: Record) -> RowSource:
 
 def reason_of(name: str, error: Exception) -> str:
     """What an error says of a file."""
-    if not isinstance(error, TrainpipesError):
-        return hidden(reason(error))
+    if not isinstance(error, errors.TrainpipesError):
+        return errors.hidden(reason(error))
     lines = str(error).splitlines()
     line = next((line for line in lines if line.lstrip().startswith(name)), lines[0]).strip()
     return line.removeprefix(name).lstrip(",: ")
@@ -459,7 +453,7 @@ def read_sample(sample: Found, rows: int, small: bool) -> list[pa.Table]:
                 except OF_ALL:
                     raise
                 except Exception as error:
-                    path = hidden(getattr(error, "path", None) or name)
+                    path = errors.hidden(getattr(error, "path", None) or name)
                     sample.unreadable[path] = reason_of(path, error)
                     continue
                 block, start, _ = place

@@ -23,18 +23,7 @@ from trainpipes.filesystems.retry import Retry
 from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import cell, refused
-from trainpipes.media import Undecodable, bytes_of
-from trainpipes.media.sound import (
-    WHOLE,
-    Clip,
-    Header,
-    NoSound,
-    header_of,
-    mixed,
-    refuse_infinite,
-    resampled,
-    samples_of,
-)
+from trainpipes.media import Undecodable, bytes_of, sound
 from trainpipes.media.video import Choice, Frames, frames_of
 from trainpipes.stages.columns import columns_of, row_table, taken
 from trainpipes.stages.decoding import Decoder
@@ -110,11 +99,11 @@ class ClipDecoder(Decoder):
             identity.pop("seed", None)
         return identity
 
-    def clip_of(self, row: Any, rng: Any) -> Clip:
+    def clip_of(self, row: Any, rng: Any) -> sound.Clip:
         start, duration = self.options["start"], self.options["duration"]
         if self._crop is not None:
-            return Clip(self._seconds(row, start) or 0.0, self._crop, float(rng.random()))
-        return Clip(self._seconds(row, start) or 0.0, self._seconds(row, duration))
+            return sound.Clip(self._seconds(row, start) or 0.0, self._crop, float(rng.random()))
+        return sound.Clip(self._seconds(row, start) or 0.0, self._seconds(row, duration))
 
     def _seconds(self, row: Any, limit: Any) -> float | None:
         if not isinstance(limit, str):
@@ -224,13 +213,13 @@ class DecodeAudio(ClipDecoder):
 
     def decoded(self, value: Any, row: Any, rng: Any) -> npt.NDArray[np.float32]:
         clip = self.clip_of(row, rng)
-        with self.opened(value, clip == WHOLE) as file:
-            samples, rate = samples_of(file, clip)
+        with self.opened(value, clip == sound.WHOLE) as file:
+            samples, rate = sound.samples_of(file, clip)
             if self.mono:
-                samples = mixed(samples)
+                samples = sound.mixed(samples)
             wanted = self.sampling_rate or rate
-            samples = resampled(samples, rate, wanted)
-            refuse_infinite(samples)
+            samples = sound.resampled(samples, rate, wanted)
+            sound.refuse_infinite(samples)
         if clip.duration is not None:
             samples = samples[:, : max(1, round(clip.duration * wanted))]
         if self.normalize:
@@ -283,11 +272,11 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
     storage_options: Mapping[str, Any] | None = None
     retry: Retry | Mapping[str, Any] = Retry()
 
-    def decoded(self, value: Any, row: Any, rng: Any) -> Header:
+    def decoded(self, value: Any, row: Any, rng: Any) -> sound.Header:
         with self.opened(value, False) as file:
-            header = header_of(file)
+            header = sound.header_of(file)
             if header.samples < 0:
-                raise NoSound("its header does not say how long it is")
+                raise sound.NoSound("its header does not say how long it is")
         return header
 
     def _decoded_row(self, row: Any, rng: Any) -> Any:
@@ -300,7 +289,10 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
         return values
 
     def _filled(self, block: Block, headers: list[Any]) -> Block:
-        known = [header if isinstance(header, Header) else Header(1, 0, 0) for header in headers]
+        known = [
+            header if isinstance(header, sound.Header) else sound.Header(1, 0, 0)
+            for header in headers
+        ]
         rates, channels, samples = np.array(known, dtype=np.int64).reshape(-1, 3).T
         wanted = rates if self.sampling_rate is None else self.sampling_rate
         counts = np.floor(samples * wanted / rates + 0.5).astype(np.int64)

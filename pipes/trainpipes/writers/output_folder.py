@@ -22,18 +22,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
+from trainpipes import errors
 from trainpipes._internal.checks import flag
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.processes.executors import Executor, Threads
-from trainpipes.errors import (
-    ConfigError,
-    DataChangedError,
-    SchemaError,
-    StateError,
-    TrainpipesError,
-    UnreachableError,
-    UnreadableError,
-)
 from trainpipes.filesystems.places import (
     LOCK_NAME,
     MANIFEST,
@@ -163,9 +155,11 @@ class OutputFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
+            server_is_gone = (
+                isinstance(error, errors.UnreachableError) and (error.attempts or 0) > 1
+            )
             if self.finished is None and not server_is_gone and not self._may_be_whole():
-                with suppress(OSError, TrainpipesError):
+                with suppress(OSError, errors.TrainpipesError):
                     if not self._goes_on:
                         self._clear()
                     self._sweep()  # which makes room on a disk that is full
@@ -180,7 +174,7 @@ class OutputFolder:
 
     def note(self, info: FileInfo) -> None:
         if self.columns is not None and info.columns != self.columns:
-            raise SchemaError(
+            raise errors.SchemaError(
                 f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
                 f"have {info.columns}; write all anew with overwrite=True",
                 stage=self.caller,
@@ -214,7 +208,7 @@ class OutputFolder:
         if MANIFEST not in names or self._overwrite:
             return False
         if not self._goes_on:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self.caller}(): {self.place.root} exists already: pass overwrite=True, or give another "
                 "folder",
                 path=self.place.root,
@@ -240,7 +234,7 @@ class OutputFolder:
             write_json(self.place, ABOUT, {})
             self.place.remove(MANIFEST)
         elif not begun and any(name != WORK and not name.startswith(".") for name in names):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
                 "that is empty, or not there yet",
                 path=self.place.root,
@@ -310,16 +304,16 @@ class OutputFolder:
         take_over(same_files, new)  # their content is checked below
         try:
             check_identity(json.dumps(same_files), json.dumps(new))
-        except StateError as error:
+        except errors.StateError as error:
             detail = detail or f"the rows of another pipeline, {str(error).split('; ')[0]}"
         if detail:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{root} holds {detail}; write the same pipeline with the same options, give another folder, "
                 "or overwrite=True",
                 path=root,
             )
         if before.get("inputs") != mine.get("inputs") or same_files != old:
-            raise DataChangedError(
+            raise errors.DataChangedError(
                 f"{self.caller}(): the input was changed, as its files' content, times or etags say, since "
                 f"{root} was begun (a copy counts as changed, too): begin anew with overwrite=True",
                 path=root,
@@ -358,7 +352,7 @@ def run(
                 if not here:
                     progress.advance(info.rows)
     if not folder.files:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
     return folder.finish(notes or {}, already)
@@ -386,7 +380,7 @@ def make_file(
             beside={other: beside[other].size for other in sorted(beside)},
         )  # fmt: skip
         write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
-    except TrainpipesError as error:
+    except errors.TrainpipesError as error:
         if error.path is None:
             error.message = f"{error.message} (while making {task})"
         raise
@@ -420,13 +414,13 @@ def _in_order(info: FileInfo) -> tuple[int, str]:
     return len(info.file), info.file
 
 
-def _damaged(path: str) -> UnreadableError:
-    return UnreadableError(
+def _damaged(path: str) -> errors.UnreadableError:
+    return errors.UnreadableError(
         f"{path} is damaged, or of another version: remove the folder and write it anew", path=path
     )
 
 
-def _changed(path: str, how: str) -> DataChangedError:
-    return DataChangedError(
+def _changed(path: str, how: str) -> errors.DataChangedError:
+    return errors.DataChangedError(
         f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=path
     )

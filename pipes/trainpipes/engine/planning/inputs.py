@@ -23,6 +23,7 @@ from trainpipes._internal.checks import IntArray, whole_number
 from trainpipes._internal.locks import ForkLock, cached_property
 from trainpipes.engine.planning.chain import Chain, MixingSource, RowMixture
 from trainpipes.errors import ConfigError, StateError, shown
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import (
     Place,
     RandomAccessSource,
@@ -31,16 +32,6 @@ from trainpipes.interfaces.source import (
     checked_source,
 )
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    CachedBlocks,
-    CombiningSource,
-    PushedStage,
-    RepeatStage,
-    ShuffleStage,
-    first_of,
-    put_through,
-    stages_within,
-)
 
 #: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
@@ -157,7 +148,7 @@ class Inputs:
         self.schemas = schemas or Schemas()
         self._source = source
         #: Whether rows say which rows they are made of (``Block.made_of``), which a shuffle of them asks.
-        self.keeps_pieces = first_of(chain.after, ShuffleStage) is not None
+        self.keeps_pieces = kinds.first_of(chain.after, kinds.ShuffleStage) is not None
         #: Of a source of a mix: the stages that its rows go through above the mix.
         self.above: tuple[Stage, ...] = ()
         self._arranged = chain
@@ -169,13 +160,15 @@ class Inputs:
         """Without the stages that the source has carried out, which is opened then."""
         chain, pushes = self._arranged, self._pushes
         if pushes and isinstance(self.source, RowSource) and self.source.is_filtered:
-            chain = chain.without(PushedStage)
+            chain = chain.without(kinds.PushedStage)
         return chain.bound(self)
 
     @property
     def _pushes(self) -> bool:
         arranged = self._arranged
-        return arranged.cache is None and first_of(arranged.steps, PushedStage) is not None
+        return (
+            arranged.cache is None and kinds.first_of(arranged.steps, kinds.PushedStage) is not None
+        )
 
     @property
     def is_open(self) -> bool:
@@ -285,13 +278,13 @@ class Inputs:
         return replace(place, source=self.name_of(place.source) if place.source else self.name)
 
     @cached_property
-    def cached_blocks(self) -> CachedBlocks | None:
+    def cached_blocks(self) -> kinds.CachedBlocks | None:
         chain = self.chain
         if chain.cache is None or chain.cached is None:
             return None
         below = chain.before[: chain.cached]
         return chain.cache.open_cache(
-            self.listed, self.blocks.firsts, [chain.opener, *below], partial(put_through, below),
+            self.listed, self.blocks.firsts, [chain.opener, *below], partial(kinds.put_through, below),
             holes=chain.shuffle is None and not all(s.traits.keeps_rows for s in below),
             listed=chain.urls, first=self.first_keys,
         )  # fmt: skip
@@ -315,18 +308,22 @@ MOST_NAMES = 256 << 20
 
 def grows(stages: Sequence[Stage]) -> bool:
     """Whether an epoch has the files that stand there when it begins."""
-    return any(stage.traits.grows for stage in stages_within(stages))
+    return any(stage.traits.grows for stage in kinds.stages_within(stages))
 
 
 def kept_in_states(stages: Sequence[Stage]) -> list[Stage]:
     """The sources of which states name the files of an epoch, or the version."""
-    return [s for s in stages_within(stages) if s.traits.grows or s.traits.pins]
+    return [s for s in kinds.stages_within(stages) if s.traits.grows or s.traits.pins]
 
 
 def refuse_repeat(stages: Sequence[Stage]) -> None:
     """Raise ConfigError where files are listed for each epoch, and epochs have no end of their own."""
-    listing = next((s for s in stages_within(stages) if s.traits.grows), None)
-    rolls = (s for s in stages_within(stages) if isinstance(s, RepeatStage) or s.traits.endless)
+    listing = next((s for s in kinds.stages_within(stages) if s.traits.grows), None)
+    rolls = (
+        s
+        for s in kinds.stages_within(stages)
+        if isinstance(s, kinds.RepeatStage) or s.traits.endless
+    )
     if listing is not None and (repeat := next(rolls, None)) is not None:
         raise ConfigError(
             f"{listing} lists files when an epoch begins, and {repeat} makes one iteration of several "
@@ -342,7 +339,7 @@ def of_files(stages: Sequence[Stage], files: Sequence[Sequence[str] | None]) -> 
 def _given(stages: Sequence[Stage], files: Iterator[Sequence[str] | None]) -> list[Stage]:
     found: list[Stage] = []
     for stage in stages:
-        if isinstance(stage, CombiningSource):
+        if isinstance(stage, kinds.CombiningSource):
             stage = stage.of_chains([_given(chain, files) for chain in stage.chains])
         elif kept_in_states([stage]) and (names := next(files)) is not None:
             stage = stage._resolved(only=tuple(names))
@@ -371,7 +368,7 @@ def versions(inputs: Inputs) -> list[Any]:
 
 def _lists(inputs: Inputs) -> Iterator[Any]:
     opener: Any = inputs.chain.stages[0]
-    if isinstance(opener, CombiningSource):
+    if isinstance(opener, kinds.CombiningSource):
         # A mix has its parts in the order of their names, not of its chains.
         names = getattr(opener, "sources", ())
         for part in [inputs.mixed[name] for name in names] or inputs.parts:

@@ -17,14 +17,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.executors import FOREVER, Executor, Processes
 from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
 from trainpipes.engine.processes.worker_pool import WorkerPool
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    BatchingStage,
-    FinishingStage,
-    RegroupStage,
-    RunStage,
-    WorkingStage,
-)
 
 #: Fewest rows of a window in a task.
 LEAST_ROWS = 16
@@ -32,9 +26,9 @@ LEAST_ROWS = 16
 
 def is_worth_it(stage: Stage) -> bool:
     """Whether a stage calls Python for each row or batch, which threads would do one at a time."""
-    if not (isinstance(stage, RunStage) or is_called_ahead(stage)):
+    if not (isinstance(stage, kinds.RunStage) or is_called_ahead(stage)):
         return False
-    if isinstance(stage, WorkingStage) and stage.has_workers:
+    if isinstance(stage, kinds.WorkingStage) and stage.has_workers:
         return False
     return stage.traits.per_row or stage._calls_function
 
@@ -65,7 +59,7 @@ class Workers:
         def hand_out(stages: Sequence[Any], batch: int | None = None) -> None:
             last, first = stages[-1], self._numbers[id(stages[0])]
             later = steps[steps.index(last) + 1 :]
-            keeps = any(isinstance(stage, RegroupStage) for stage in (last, *later))
+            keeps = any(isinstance(stage, kinds.RegroupStage) for stage in (last, *later))
             number = Group(first, self._numbers[id(last)] + 1, batch, keeps)
             most_begun = max(2 if made else 1, -(-self.ahead // shards))
             made.append(HandedOut(tuple(stages), self, number, most_begun))
@@ -103,7 +97,7 @@ class Workers:
         waiting = list(stages)
         while waiting:
             stage = waiting.pop(0)
-            if isinstance(stage, RunStage) and not _has_workers(stage):
+            if isinstance(stage, kinds.RunStage) and not _has_workers(stage):
                 group.append(stage)
             elif is_called_ahead(stage):
                 group.append(stage)
@@ -112,7 +106,7 @@ class Workers:
                 alone = (
                     n
                     for n, s in enumerate(waiting)
-                    if not isinstance(s, RunStage) or _has_workers(s)
+                    if not isinstance(s, kinds.RunStage) or _has_workers(s)
                 )
                 above = waiting[: next(alone, len(waiting))]
                 del waiting[: end_with_batches(stage, above)]
@@ -147,21 +141,21 @@ class Workers:
 
 def _cuts_by_count(stage: Stage) -> bool:
     """Whether a stage makes batches of a fixed number of rows, and not by what they hold."""
-    return isinstance(stage, BatchingStage) and stage.traits.keeps_rows and not stage.nested
+    return isinstance(stage, kinds.BatchingStage) and stage.traits.keeps_rows and not stage.nested
 
 
 def _reads_values(stage: Stage) -> bool:
-    return isinstance(stage, FinishingStage) and stage._reads_values
+    return isinstance(stage, kinds.FinishingStage) and stage._reads_values
 
 
 def _has_workers(stage: Stage) -> bool:
-    return isinstance(stage, WorkingStage) and stage.has_workers
+    return isinstance(stage, kinds.WorkingStage) and stage.has_workers
 
 
-class HandedOut(WorkingStage):
+class HandedOut(kinds.WorkingStage):
     """Stages that worker processes run."""
 
-    stages: tuple[RunStage, ...]
+    stages: tuple[kinds.RunStage, ...]
     workers: Any
     group: Group
     runs: int
