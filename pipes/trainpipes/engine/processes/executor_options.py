@@ -1,4 +1,6 @@
-"""Executors as options: checked, and named by text, as configs and commands do."""
+"""Executors as options: checked, and named by text, as configs and commands do. It stands above those that it
+names, Ray's among them.
+"""
 
 from __future__ import annotations
 
