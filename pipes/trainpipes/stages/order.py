@@ -24,7 +24,6 @@ from trainpipes.interfaces import read_columns, stage_kinds
 from trainpipes.interfaces.held import Held, Turn, in_epochs, opened
 from trainpipes.interfaces.options import identify, instead
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import BalanceStage, OpenBelow, first_of
 from trainpipes.order.permutation import turn_order
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.samplers.torch_samplers import TorchOrder, draws_globally, reorders
@@ -269,7 +268,7 @@ CELLS, TOKENS, ATTENTION = NAMED = ("cells", "tokens", "attention")
 RUN_BATCHES = 64
 
 
-class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
+class Balance(stage_kinds.BalanceStage, depends_on={"row"}, versioned="cost"):
     """Give batches in an order in which those of a step cost about the same on all ranks.
 
     A step takes as long as its slowest rank. Each shard sorts ``window`` batches by their cost, and all
@@ -325,13 +324,15 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         reorders = any(stage.traits.reorders for stage in below)
-        return self._resolved(_reorders=reorders, _packed=first_of(below, Pack) is not None)
+        return self._resolved(
+            _reorders=reorders, _packed=stage_kinds.first_of(below, Pack) is not None
+        )
 
     @property
     def _held_items(self) -> int:
         return self.window
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         turn, (at, used) = Turn.of(at), opened(at)
         return self._windows(Held(self, below(at)), used, turn)
 

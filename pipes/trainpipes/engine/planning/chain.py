@@ -15,7 +15,6 @@ from trainpipes.errors import StateError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream, StreamReader
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage, ShardStage
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 
@@ -224,7 +223,7 @@ class RowMixture(RowStream):
     """Rows of several pipelines."""
 
     @abstractmethod
-    def naming(self, name: str) -> RunStage:
+    def naming(self, name: str) -> kinds.RunStage:
         """A stage that gives a pipeline's rows the mixture's numbers, and its name where added."""
 
     @abstractmethod
@@ -241,11 +240,11 @@ class RowMixture(RowStream):
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")
 
 
-class MixingSource(CombiningSource, asks_inputs=True):
+class MixingSource(kinds.CombiningSource, asks_inputs=True):
     """A source that mixes the rows of several pipelines."""
 
     @abstractmethod
-    def parts(self, mixed: MixedInputs, shard: ShardStage | None) -> dict[str, Any]:
+    def parts(self, mixed: MixedInputs, shard: kinds.ShardStage | None) -> dict[str, Any]:
         """The ``Inputs`` of each pipeline, dealt to the shards of the mix."""
 
     @abstractmethod
