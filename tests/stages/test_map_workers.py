@@ -135,6 +135,21 @@ def test_processes_can_be_started_in_any_way(start_method: Any) -> None:
     assert digests(pipe.batch(7)) == digests(sharded().map(fn.noisy, rng=True).batch(7))
 
 
+@pytest.mark.parametrize("of", ["map", "loader"])
+def test_a_function_that_holds_tensors_reaches_each_process(of: str) -> None:
+    """Torch's own pickles of tensors, parameters and modules for processes can be read once."""
+    function = fn.Weighted(200_000)
+    rows = source(40)
+    expected = digests(rows.map(function, version="1").batch(4))
+    if of == "map":
+        how = {"num_workers": 2, "method": "process", "start_method": "forkserver"}
+        found = digests(rows.map(function, version="1", **how).batch(4))  # type: ignore[arg-type]
+    else:
+        pipe = rows.map(function, version="1").batch(4)
+        found = digests(tp.Loader(pipe, num_workers=2, multiprocessing_context="forkserver"))
+    assert found == expected
+
+
 def test_a_fork_needs_no_pickle() -> None:
     add = 5
     pipe = source().map(

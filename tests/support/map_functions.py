@@ -168,3 +168,21 @@ def slow_to_send(row: Row) -> Row:
 
 def drawn_from_numpy(row: Row) -> Row:
     return {**row, "noise": np.random.rand()}
+
+
+class Weighted:
+    """Adds numbers of tensors, a parameter and a module to a row; changes one in place."""
+
+    def __init__(self, size: int) -> None:
+        self.small, self.large = torch.arange(5.0), torch.arange(float(size))
+        self.parameter = torch.nn.Parameter(torch.ones(3))
+        self.module = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(self.module.weight, 2.0)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.small[0] += 0.0
+        self.large[0] *= 1.0
+        made = (
+            self.small[1] + self.large[row["x"]] + self.parameter.sum() + self.module.weight.sum()
+        )
+        return {"x": row["x"], "y": float(made.detach())}

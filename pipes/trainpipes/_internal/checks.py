@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from trainpipes import errors
 
-#: Row numbers, and whatever else is counted.
+#: Numbers of rows, and other counts.
 IntArray = npt.NDArray[np.int64]
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1

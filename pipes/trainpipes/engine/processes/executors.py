@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from multiprocessing import connection, forkserver
-from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +25,7 @@ from trainpipes.engine.calling import Answer, RowCall, ThreadMap
 from trainpipes.engine.processes.process_worker import (
     Call,
     Message,
+    pickled,
     portable,
     receive,
     send,
@@ -365,13 +365,15 @@ def process_pool(
         there = "forkserver" in multiprocessing.get_all_start_methods()
         method = "forkserver" if there and os.getpid() == HOME else "spawn"
     context: Any = multiprocessing.get_context(method) if isinstance(method, str) else method
-    payload: Call | bytes | None = call if context.get_start_method() == "fork" else None
+    payload: Call | list[bytearray] | None = call if context.get_start_method() == "fork" else None
 
     def worker(number: int) -> ProcessWorker:
         nonlocal payload
         if payload is None:
             try:
-                payload = bytes(ForkingPickler.dumps(call))
+                payload = [
+                    bytearray(part) for part in pickled(call)
+                ]  # for all: no tensor is a file of one
             except NO_PICKLE as error:
                 raise no_pickle(call, "the function", "", error) from error
         return ProcessWorker(number, call.said, context, payload, timeout)
@@ -388,7 +390,12 @@ class ProcessWorker:
     """
 
     def __init__(
-        self, number: int, said: str, context: Any, payload: Call | bytes, timeout: float | None
+        self,
+        number: int,
+        said: str,
+        context: Any,
+        payload: Call | list[bytearray],
+        timeout: float | None,
     ) -> None:
         self._number, self._said = number, said
         self._context = context

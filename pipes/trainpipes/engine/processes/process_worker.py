@@ -230,7 +230,7 @@ def _mapped(file: int, sizes: Sequence[int]) -> list[memoryview]:
     return parts
 
 
-def work(parent: socket.socket, call: Call | bytes, place: Any, worker: int) -> None:
+def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker: int) -> None:
     """Answer what the parent sends, until it hangs up or dies.
 
     The first answer is None, or why the call can't be used. ``place``, in shared memory, says which row
@@ -246,7 +246,7 @@ def work(parent: socket.socket, call: Call | bytes, place: Any, worker: int) -> 
     start(threading.Thread(target=_listen, args=(parent, messages), daemon=True))
     with suppress(ConnectionError):  # the parent is gone
         try:
-            loaded: Call = pickle.loads(call) if isinstance(call, bytes) else call
+            loaded: Call = unpickled(call) if isinstance(call, list) else call
         except Exception as error:
             problem = (
                 f"the function does not load in a worker process ({type(error).__name__}: {error}); define "
