@@ -39,9 +39,9 @@ Lines = list[tuple[str, str]]
 #: Bytes of an open file and of its decoded part, at most; how many times the bytes of its rows the runs of
 #: a shard take, the row group in hand and the next.
 DECODER_BYTES, RUNS = 4 << 20, 4
-#: Bytes of a column that its reader holds, at most; how many times these an open file has, and each thread
-#: that reads has besides.
-PAGE_BYTES, AT_REST, READ = 1 << 20, 1.2, 2
+#: Of many columns: bytes that the reader of one holds, at most; how many times the bytes of all an open file
+#: has, and whoever reads has besides.
+PAGE_BYTES, AT_REST, READING = 1 << 20, 1.2, 2
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
 
@@ -355,9 +355,13 @@ def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
     if isinstance(source, FileBlocks):
         lengths = plan.inputs.blocks.lengths
         block = row_bytes * int(lengths.max(initial=0))
+        decoder = min(DECODER_BYTES, 4 * block)
         pages = min(block, PAGE_BYTES * len(getattr(source, "schema", None) or [0]))
-        decoder = max(min(DECODER_BYTES, 4 * block), AT_REST * pages)
-        nbytes += math.ceil(min(spans, len(lengths)) * decoder + READ * pages * (1 + threads))
+        if pages <= DECODER_BYTES:
+            nbytes += math.ceil(spans * decoder)
+        else:
+            readers = AT_REST * min(spans, len(lengths)) + READING * (3 if threads else 1)
+            nbytes += math.ceil(readers * pages)
         if not source.is_local:
             limit = min(source.files.prefetch_bytes, layouts.fetched_bytes)
             nbytes += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
