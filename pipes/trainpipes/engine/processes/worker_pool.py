@@ -49,13 +49,11 @@ class Task:
     Args:
         message: the rows, their random words, and what is known instead of calling the function.
         deaths: the places at which workers died.
-        is_halved: whether a stage gets parts of its rows by themselves, to find the row at which workers die.
     """
 
     answer: ref[SimpleQueue[Answer]]
     message: Message
     deaths: list[Place] = field(default_factory=list)
-    is_halved: bool = False
 
 
 class Worker(Protocol):
@@ -212,8 +210,9 @@ class WorkerPool:
                 self.call.said, str(death), self.call.where(place), f"{count:,}",
             )  # fmt: skip
         deaths = task.deaths.count(place)
-        if place.rows > 1 and place.row != NO_ROW and (deaths > 1 or task.is_halved):
-            task.is_halved = True
+        # At two deaths in the same rows its stage gets the halves of these, and of each half at the first.
+        twice = any(p.rows > 1 and task.deaths.count(p) > 1 for p in task.deaths if p.row != NO_ROW)
+        if place.rows > 1 and place.row != NO_ROW and twice:
             self._tell(task, place, Known.HALVES)
             return True
         if deaths < death.tries:
