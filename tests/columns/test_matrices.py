@@ -175,3 +175,29 @@ def test_more_rows_than_expected_are_joined_all_the_same() -> None:
     for part in parts(TABLE, 30, 400, 170):
         joining.add(part)
     assert joining.table().equals(TABLE)
+
+
+class Lent(np.ndarray):
+    """Memory that somebody else uses as soon as nobody holds it."""
+
+
+def test_columns_that_lie_side_by_side_are_each_held():
+    """Also where another one than the reader made them, so that each has memory of its own."""
+
+    def columns(table):
+        memory = table["id"].to_numpy() + 1000 * np.arange(12)[:, None]
+        memory = memory.astype(np.float32)
+
+        def lent(column):
+            values = column.view(Lent)
+            weakref.finalize(values, column.fill, np.nan)
+            return pa.Array.from_buffers(pa.float32(), len(table), [None, pa.py_buffer(values)])
+
+        return pa.table({str(n): lent(memory[n]) for n in range(12)})
+
+    pipe = tp.from_dataset([{"id": n} for n in range(256)]).map_batches(columns, format="arrow")
+    for number, batch in enumerate(tp.Loader(pipe.batch(32).collate(), threads=0)):
+        gc.collect()
+        for name, values in batch.items():
+            right = 1000 * int(name) + np.arange(32 * number, 32 * number + 32)
+            np.testing.assert_array_equal(values.numpy(), right, err_msg=name)

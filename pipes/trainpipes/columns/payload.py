@@ -71,9 +71,7 @@ def is_wide(schema: pa.Schema) -> bool:
 
 
 def matrices(table: pa.Table) -> tuple[Matrix, ...]:
-    """What lies side by side in a table: columns without nulls, evenly spaced in memory. Hold the table as
-    long as these are used.
-    """
+    """What lies side by side in a table: columns without nulls, evenly spaced in memory, which these hold."""
     if table.num_columns < LEAST_COLUMNS or not len(table):
         return ()
     return _of_table(table)
@@ -101,10 +99,18 @@ def _found(table: pa.Table) -> Iterator[Matrix]:
             step = 0 if stop == start + 1 else begins[start + 1] - begins[start]
             if stop - start >= LEAST_COLUMNS and step % width == 0:
                 shape = stop - start, step // width
-                first = arrays.to_numpy(whole[start])
+                first = np.asarray(_Memory(whole[start:stop]))
                 spaced = as_strided(first, shape, (step, width), writeable=False)
                 yield Matrix(kind, tuple(places[start:stop]), spaced, len(table))
             start = stop
+
+
+class _Memory:
+    """The values of the first of some columns, as an array that holds the memory of all of them."""
+
+    def __init__(self, columns: list[Any]) -> None:
+        self._columns = columns
+        self.__array_interface__ = arrays.to_numpy(columns[0]).__array_interface__
 
 
 def _evenly_spaced(begins: list[int], least: int) -> Iterator[int]:
