@@ -204,7 +204,7 @@ def test_without_the_package_tokenizers_does_the_work(monkeypatch: pytest.Monkey
     stage = Tokenize(tokenizer=bpe())
     assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
     assert stage.identity()["engine"] == "tokenizers"
-    assert "pip install 'gigatoken>=0.10,<0.11'" in stage.runs_on()
+    assert "pip install 'gigatoken>=0.10,<0.11'" in str(stage._describe())
 
 
 def test_another_engine_is_refused() -> None:

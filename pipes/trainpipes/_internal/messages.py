@@ -11,7 +11,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -341,6 +342,29 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
             ]
             lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
+
+
+class Printed:
+    """What prints as a table of its rows."""
+
+    def _rows(self) -> Iterable[Sequence[str]]:
+        """Cells, row by row: of most, a label and a text."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return table([*self._rows()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Report(Printed):
+    """A dataclass of what was found: its public fields are the data, and ``_rows`` the text."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON types."""
+        found: Any = self
+        return asdict(found)
 
 
 def folded(text: str, width: int) -> list[str]:

@@ -225,6 +225,16 @@ class RowSource(ABC):
         """Where all parts of a row are, of rows joined side by side."""
         return [self.place(block, row)]
 
+    def _decoding_bytes(
+        self, blocks: npt.NDArray[Any], spans: int, threads: bool, fetched: float
+    ) -> int:
+        """Bytes of a process for open files and what is fetched ahead, where so many spans are open.
+
+        ``blocks``: bytes of the rows of each; ``threads``: whether several read at a time; ``fetched``: most
+        that is fetched.
+        """
+        return 0
+
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``: pairs of a label and a text."""
         return []

@@ -331,6 +331,10 @@ class Stage(metaclass=ListsWhatIsUsed):
         """What it counts of the rows that pass."""
         return ()
 
+    def _describe(self) -> list[tuple[str, str]]:
+        """Lines for ``explain()``: pairs of a label and a text."""
+        return []
+
     # The record
 
     @property

@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.messages import Report
 from trainpipes._internal.pool import default_threads
-from trainpipes.columns.payload import is_wide
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.loader_workers import is_worth_it
 from trainpipes.engine.processes.stage_calls import steps_of
-from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record
-from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
+from trainpipes.engine.shards.shard_rows import Memory, maker_of
 from trainpipes.errors import amount, cut, hidden
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import PackingStage, RegroupStage, ShuffleStage
+from trainpipes.interfaces.stage_kinds import PackingStage, ShuffleStage
 from trainpipes.look.lengths import ends_apart, ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
-from trainpipes.order.layout import Layout, Topology, divisors
-from trainpipes.sources.files.file_reader import FileBlocks
+from trainpipes.order.layout import Topology, divisors
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Explanation", "explain"]
 
-Lines = list[tuple[str, str]]
-#: Bytes of an open file and of its decoded part, at most; how many times the bytes of its rows the runs of
-#: a shard take, the row group in hand and the next.
-DECODER_BYTES, RUNS = 4 << 20, 4
-#: Of many columns: bytes that the reader of one holds, at most; how many times the bytes of all an open file
-#: has, and whoever reads has besides.
-PAGE_BYTES, AT_REST, READING = 1 << 20, 1.2, 2
+Line = tuple[str, str]
+Lines = Sequence[Line]
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Explanation:
+class Explanation(Report):
     """What will happen in a run. ``print`` gives it as text; a notebook shows the stages as a diagram.
 
     Attributes:
@@ -112,12 +103,11 @@ class Explanation:
         """
         return record(self._pipeline, self._iteration, self._loader)
 
-    def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.lines)
-        table = [f"{label:<{width}}  {text}" for label, text in self.lines]
-        return "\n".join([*table, *(f"note: {note}" for note in self.notes)])
+    def _rows(self) -> Lines:
+        return self.lines
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"note: {note}" for note in self.notes)])
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": str(self), "text/vnd.mermaid": self.mermaid}
@@ -133,69 +123,89 @@ def explain(
 ) -> Explanation:
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
-    plan = iteration.plan
-    chain, shards = plan.chain, plan.chain.num_shards
-    Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.traits.one_consumer)
-    batches = exact_length(plan, 0, world_size)
-    window = _window_rows(plan)
-    processes = world_size * max(1, num_workers)
-    held = ((_window_bytes(plan, processes) or 0) + _buffer_bytes(plan, processes)) or None
-    sizes, source_lines = tuple(divisors(shards)), plan.inputs.source.describe()
+    plan, chain = iteration.plan, iteration.plan.chain
+    Topology(0, world_size).check(
+        chain.num_shards, chain.shard is not None, chain.opener.traits.one_consumer
+    )
+    memory, held_by = Memory(plan, world_size * max(1, num_workers)), "rank"
+    if num_workers:
+        threads, held_by = 1 if threads is None else threads, "worker"
+    batches, held = exact_length(plan, 0, world_size), memory.held or None
+    whole = held and held + memory.beside(default_threads() if threads is None else threads)
     lines = [
-        *(
-            (("" if n else "stages"), cut(written(s), MOST_WIDE))
-            for n, s in enumerate(chain.stages)
-        ),
-        *source_lines,
-        *(("weights" if n == 0 else "", text) for n, text in enumerate(_new_weights(iteration))),
-        *([] if "columns" in dict(source_lines) else _column_lines(plan)),
-        ("an epoch", _epoch(plan, batches, world_size)),
+        *_lines(iteration, batches, memory.window_rows, world_size),
+        *_memory(plan, held, whole, held_by),
+        *_work(plan, loader or {}),
     ]
-    if what := left_open(plan):
-        whose = "of a source " if chain.mixes else ""
-        who = "each shard has" if shards > 1 else "there is"
-        said = f"{who} at most one open {what}, which rows of the next one fill"
-        lines.append(("joints", f"where an epoch {whose}ends, {said}"))
-    if shards > 1:
-        said = "which ranks and workers share: always so many, so that a state fits all"
-        lines.append(("shards", f"{shards}, {said}"))
-    if shuffled := _shuffled(plan, window):
-        lines.append(("shuffle", shuffled))
-    for stage in (stage for stage in chain.after if isinstance(stage, ShuffleStage)):
-        lines.append(("" if shuffled else "shuffle", f"{stage}: so many of a shard are mixed then"))
-    memory = None
-    if held:
-        what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
-        who = "worker" if num_workers else "rank"
-        if threads is None:
-            threads = 1 if num_workers else default_threads()
-        memory = held + _beside_windows(plan, processes, threads)
-        said = f"{amount(memory)} with what is read ahead and in work"
-        lines.append(("memory", f"about {amount(held)} {what}, held by each {who}; {said}"))
-    options = loader or {}
-    if options.get("num_workers") or options.get("executor"):
-        who = f"tasks of {options['executor']}"
-        if options["num_workers"]:
-            who = f"{options['num_workers']} processes"
-        lines.append(("workers", _workers(plan, who)))
-    if chain.cache is not None:
-        cached = plan.inputs.cached_blocks
-        lines.append(("cache", "off" if cached is None else cached.describe()))
-    engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
-    lines += [("tokenizer", text) for text in engines if text]
-    for _, tallies in groupby(plan.tallies, key=lambda tally: id(tally.stage)):
-        counted = [(tally.stage.name, str(tally)) for tally in tallies if str(tally)]
-        lines += [(name, "; ".join(said for _, said in counted)) for name, _ in counted[:1]]
+    sizes = tuple(divisors(chain.num_shards))
     more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
         more = ": a run can start on any of these numbers, and go on with any other"
     lines.append(("ranks", ", ".join(map(str, sizes)) + more))
     return Explanation(
-        plan.inputs.epoch_rows, batches, shards, sizes, window, held, memory,
+        plan.inputs.epoch_rows, batches, chain.num_shards, sizes, memory.window_rows, held, whole,
         tuple((label, hidden(text)) for label, text in lines),
-        tuple(map(hidden, [*_notes(plan, window, world_size), *_unknown_sizes(plan, processes)])),
+        tuple(map(hidden, [*_notes(plan, memory.window_rows, world_size), *_unknown_sizes(memory)])),
         pipeline, iteration, loader,
     )  # fmt: skip
+
+
+def _lines(
+    iteration: IterationState, batches: int | None, window: int | None, world_size: int
+) -> Iterator[Line]:
+    """What is read, and how it is cut and mixed."""
+    plan, chain, shards = iteration.plan, iteration.plan.chain, iteration.plan.chain.num_shards
+    yield from _under("stages", (cut(written(stage), MOST_WIDE) for stage in chain.stages))
+    source_lines = plan.inputs.source.describe()
+    yield from source_lines
+    yield from _under("weights", _new_weights(iteration))
+    if "columns" not in dict(source_lines):
+        yield from _column_lines(plan)
+    yield "an epoch", _epoch(plan, batches, world_size)
+    if what := left_open(plan):
+        whose = "of a source " if chain.mixes else ""
+        who = "each shard has" if shards > 1 else "there is"
+        said = f"{who} at most one open {what}, which rows of the next one fill"
+        yield "joints", f"where an epoch {whose}ends, {said}"
+    if shards > 1:
+        said = "which ranks and workers share: always so many, so that a state fits all"
+        yield "shards", f"{shards}, {said}"
+    label = "shuffle"
+    if shuffled := _shuffled(plan, window):
+        yield label, shuffled
+        label = ""
+    for again in (stage for stage in chain.after if isinstance(stage, ShuffleStage)):
+        yield label, f"{again}: so many of a shard are mixed then"
+
+
+def _under(label: str, texts: Iterable[str]) -> Iterator[Line]:
+    for text in texts:
+        yield label, text
+        label = ""
+
+
+def _memory(plan: Plan, held: int | None, whole: int | None, who: str) -> Lines:
+    if held is None or whole is None:
+        return []
+    what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
+    said = f"{amount(whole)} with what is read ahead and in work"
+    return [("memory", f"about {amount(held)} {what}, held by each {who}; {said}")]
+
+
+def _work(plan: Plan, loader: Mapping[str, Any]) -> Iterator[Line]:
+    """Who does the work, and what stages say of themselves and have counted."""
+    if loader.get("num_workers") or loader.get("executor"):
+        tasks, processes = f"tasks of {loader['executor']}", f"{loader['num_workers']} processes"
+        yield "workers", _workers(plan, processes if loader["num_workers"] else tasks)
+    if plan.chain.cache is not None:
+        cached = plan.inputs.cached_blocks
+        yield from [("cache", "off")] if cached is None else cached.describe()
+    stages: Sequence[Stage] = plan.chain.stages
+    for stage in stages:
+        yield from stage._describe()
+    for _, tallies in groupby(plan.tallies, key=lambda tally: id(tally.stage)):
+        counted = [(tally.stage.name, str(tally)) for tally in tallies if str(tally)]
+        yield from [(name, "; ".join(said for _, said in counted)) for name, _ in counted[:1]]
 
 
 def _workers(plan: Plan, who: str) -> str:
@@ -264,59 +274,19 @@ def _left_out_by_pack(plan: Plan) -> Iterator[str]:
                 yield said
 
 
-def _window_rows(plan: Plan) -> int | None:
-    layout = plan.layouts.usual
-    if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
-        return None
-    return max(layout.mixed_rows(span) for span in (0, layout.num_spans - 1))
-
-
-def _window_bytes(plan: Plan, processes: int) -> int | None:
-    nbytes = sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
-    layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
-    if isinstance(layout, Layout) and row_bytes and _is_mixed(plan):
-        largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
-        nbytes += math.ceil(row_bytes * sum(largest) / len(largest) * _own_spans(plan, processes))
-    return nbytes or None
-
-
-def _buffers(plan: Plan, processes: int) -> Iterator[tuple[RegroupStage, int, Stage | None]]:
-    """Stages after the dealing that hold rows, how many of a process, and the function that made them."""
-    chain = plan.chain
-    most = -(-(plan.inputs.epoch_rows or 1 << 62) // chain.num_shards)
-    shards, batch_size, maker = -(-chain.num_shards // processes), 1, _maker(chain.before)
-    for stage in chain.after:
-        if isinstance(stage, RegroupStage) and stage._held_items:
-            yield stage, min(most, stage._held_items * batch_size) * shards, maker
-        batch_size = chain.batch_size if stage is chain.batch else batch_size
-        maker = _maker([stage]) or maker
-
-
-def _maker(stages: Sequence[Stage]) -> Stage | None:
-    """The last of some stages that makes values of a size that nobody knows."""
-    makes = (s for s in reversed(stages) if s.traits.gives in ("objects", "found types"))
-    return next(makes, None)
-
-
-def _buffer_bytes(plan: Plan, processes: int) -> int:
-    """Bytes of a process in the buffers of stages after the dealing, as far as sizes are known."""
-    row_bytes = plan.layouts.window_row_bytes
-    if not row_bytes:
-        return 0
-    held = (rows for _, rows, maker in _buffers(plan, processes) if maker is None)
-    return math.ceil(sum(held) * row_bytes)
-
-
-def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
+def _unknown_sizes(memory: Memory) -> Iterator[str]:
     """What is held besides, of a size that is not known."""
-    for part in plan.mixed.values():
-        yield from _unknown_sizes(part, processes)
-    chain, said = plan.chain, "whose size is not known: the memory said above is without them"
-    if (maker := _maker(chain.before)) is not None and (rows := _window_rows(plan)):
-        count = rows * _own_spans(plan, processes)
+    for part in memory.parts:
+        yield from _unknown_sizes(part)
+    chain, said = (
+        memory.plan.chain,
+        "whose size is not known: the memory said above is without them",
+    )
+    if (maker := maker_of(chain.before)) is not None and memory.window_rows:
+        count = memory.window_rows * memory.spans
         yield f"{chain.shuffle or chain.opener} holds up to {count:,} rows that {maker.name}() makes, {said}"
-    for stage, rows, maker in _buffers(plan, processes):
-        if maker is None and plan.layouts.window_row_bytes:
+    for stage, rows, maker in memory.buffers:
+        if maker is None and memory.row_bytes:
             continue
         whose = "rows" if maker is None else f"rows that {maker.name}() makes"
         way = ""
@@ -327,57 +297,6 @@ def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
         ):  # it mixes the rows that are made
             way = "; a smaller buffer_size holds fewer"
         yield f"{stage} holds up to {rows:,} {whose}, {said}{way}"
-
-
-def _is_mixed(plan: Plan) -> bool:
-    return bool(_window_rows(plan)) and plan.chain.buffer is not None and plan.chain.drawn is None
-
-
-def _own_spans(plan: Plan, processes: int) -> int:
-    return min(plan.layouts.usual.num_spans, -(-plan.chain.num_shards // processes))
-
-
-def _most_rows(layout: Layout, span: int) -> int:
-    """Rows of a span's largest window: windows grow."""
-    count = layout.num_windows(span)
-    ends = (layout.window(span, n) for n in range(max(0, count - 3), count))
-    return max((stop - start for start, stop in ends), default=0)
-
-
-def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
-    """Bytes of a process beside windows: those read ahead, data from servers, decoders, runs in hand."""
-    nbytes = sum(_beside_windows(source, processes, threads) for source in plan.mixed.values())
-    layouts, source = plan.layouts, plan.inputs.source
-    row_bytes, windows = layouts.window_row_bytes, _window_bytes(plan, processes)
-    if plan.mixed or not row_bytes or not windows or not _is_mixed(plan):
-        return nbytes
-    spans, rows = _own_spans(plan, processes), plan.inputs.blocks.rows
-    if isinstance(source, FileBlocks):
-        lengths = plan.inputs.blocks.lengths
-        block = row_bytes * int(lengths.max(initial=0))
-        decoder = min(DECODER_BYTES, 4 * block)
-        pages = min(block, PAGE_BYTES * len(getattr(source, "schema", None) or [0]))
-        if pages <= DECODER_BYTES:
-            nbytes += math.ceil(spans * decoder)
-        else:
-            readers = AT_REST * min(spans, len(lengths)) + READING * (3 if threads else 1)
-            nbytes += math.ceil(readers * pages)
-        if not source.is_local:
-            limit = min(source.files.prefetch_bytes, layouts.fetched_bytes)
-            nbytes += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
-    if _lies_in_order(plan):  # the last rows of a window, which are part of it still
-        nbytes += math.ceil(windows / spans)
-    if threads and not plan.reads_user_code:
-        ahead = max(windows / spans, layouts.held_bytes * AHEAD_PART)
-        nbytes += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
-    shards = -(-plan.chain.num_shards // processes)
-    return nbytes + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
-
-
-def _lies_in_order(plan: Plan) -> bool:
-    """Whether batches are parts of windows, whose rows lie in the order in which they come."""
-    schema = getattr(plan.inputs.source, "schema", None)
-    return isinstance(schema, pa.Schema) and not plan.chain.before and is_wide(schema)
 
 
 def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str]:

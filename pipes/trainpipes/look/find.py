@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import IntArray, require, whole_number
-from trainpipes._internal.messages import table
+from trainpipes._internal.messages import Printed
 from trainpipes.engine.iterating.iteration_state import (
     MOST_EPOCHS,
     IterationState,
@@ -20,13 +20,15 @@ from trainpipes.engine.iterating.iteration_state import (
 )
 from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.errors import ConfigError, hidden
-from trainpipes.look.row_numbers import NONE, RowName, named, numbered
+from trainpipes.look.row_numbers import RowName, named, numbered
 from trainpipes.look.row_steps import steps_of
 from trainpipes.state.format import Position, carried
 
 #: Lines that a text shows.
 MOST_LINES = 20
 RUN_RULE = "a pipeline or a Loader"
+#: What is known of each time that a row comes, in numbers.
+COLUMNS = ("row", "epoch", "step", "rank", "index", "m", "data_epoch")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class FoundRow:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundRows:
+class FoundRows(Printed):
     """Where rows are in a run: a ``FoundRow`` for each time that one comes, in the order of the run. Prints
     as a table.
 
@@ -87,9 +89,8 @@ class FoundRows:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, place: int) -> FoundRow:
-        names = "row", "epoch", "step", "rank", "index", "m", "data_epoch"
         seen = None if self.seen is None else bool(self.seen[place])
-        return FoundRow(**{name: int(getattr(self, name)[place]) for name in names}, seen=seen)
+        return FoundRow(**{name: int(getattr(self, name)[place]) for name in COLUMNS}, seen=seen)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON types."""
@@ -107,7 +108,7 @@ class FoundRows:
             "source": name.source,
         }
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[Sequence[str]]:
         shown = list(islice(self, MOST_LINES))
         names = [self._name(found.row) for found in shown]
         columns: dict[str, list[Any]] = {
@@ -123,14 +124,12 @@ class FoundRows:
             for title, cells in columns.items()
             if any(cell is not None for cell in cells)
         }
-        lines = [self._said()]
-        if shown:
-            lines.append(table([list(filled), *zip(*filled.values(), strict=True)]))
-        if len(self) > len(shown):
-            lines.append(f"… and {len(self) - len(shown):,} more")
-        return "\n".join(lines)
+        return [list(filled), *zip(*filled.values(), strict=True)]
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        more = f"… and {len(self) - MOST_LINES:,} more" if len(self) > MOST_LINES else ""
+        text = super().__str__() if len(self) else ""
+        return "\n".join(filter(None, [self._said(), text, more]))
 
     def _said(self) -> str:
         rows = len(self._names) - len(self.missing)
@@ -207,24 +206,23 @@ def find(
         )
     starts = _starts(iteration, epoch, stands)
     names = numbered(plan.inputs, rows, "find(rows)")
-    parts: dict[str, list[Any]] = {
-        name: [NONE] for name in ("row", "epoch", "step", "rank", "index", "m", "data_epoch")
-    }
+    parts: list[Sequence[IntArray]] = []
     for start in starts:
         found = steps_of(plan, start, names, world, steps)
         counts = np.diff(names.bounds)[found.which]
         first = names.bounds[:-1][found.which]
         each = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
-        data_epoch = found.epoch if plan.chain.repeat is not None or plan.chain.mixes else None
-        parts["row"].append(names.which[first[each] + place])
-        parts["epoch"].append(np.full(len(each), start.pass_number, dtype=np.int64))
-        parts["step"].append(found.step[each])
-        parts["rank"].append(found.m[each] % world)
-        parts["index"].append(found.place[each])
-        parts["m"].append(found.m[each])
-        parts["data_epoch"].append(parts["epoch"][-1] if data_epoch is None else data_epoch[each])
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
+        epoch_of_run = np.full(len(each), start.pass_number, dtype=np.int64)
+        repeats = plan.chain.repeat is not None or plan.chain.mixes
+        parts.append((
+            names.which[first[each] + place], epoch_of_run, found.step[each], found.m[each] % world,
+            found.place[each], found.m[each], found.epoch[each] if repeats else epoch_of_run,
+        ))  # fmt: skip
+    columns = {
+        name: np.concatenate(values)
+        for name, values in zip(COLUMNS, zip(*parts, strict=True), strict=True)
+    }
     seen = None
     if stands is not None:
         before, now = columns["epoch"] < stands.pass_number, columns["epoch"] == stands.pass_number

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal import checks
-from trainpipes._internal.progress import Progress
 from trainpipes.columns import arrays
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
@@ -21,7 +20,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import naming
 from trainpipes.interfaces.stage import Stage
-from trainpipes.look.lengths import Numbered, walk
+from trainpipes.look.lengths import Numbered, look_through
 from trainpipes.look.stats import MAKING, MOST_VALUES, ORDERING, ROWS
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import row_table
@@ -137,7 +136,6 @@ def fit_columns(
             checks.whole_number(most, 1, f"fit_columns({option})")
     moments = {name: Moments() for name in names.get("numbers", ())}
     tables = {name: Tables() for name in names.get("categories", ())}
-    looked_at = 0
     stage = FitColumns(moments, tables)
     plan = Plan.of(
         [*_below(pipeline, rows, [*moments, *tables]), stage, Batch(ROWS), Numbered()], quiet=True
@@ -146,11 +144,7 @@ def fit_columns(
         why = "can be read only once" if plan.chain.opener.traits.read_once else "have no end"
         rule = f"rows that can all be read before training, got some that {why}"
         raise ConfigError(f"fit_columns() must have {rule}; fit on their source, or pass rows=")
-    with Progress("fitting columns", plan.inputs.epoch_rows, "rows") as progress:
-        for ids, _ in walk(plan):
-            progress.advance(len(ids))
-            looked_at += len(ids)
-    if not looked_at:
+    if not (looked_at := look_through(plan, "fitting columns")):
         raise DataError(
             "fit_columns() must have rows to look at, got none; name files that have rows"
         )

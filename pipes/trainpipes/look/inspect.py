@@ -14,19 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray, column_names, whole_number
-from trainpipes._internal.messages import folded, need_columns, table, terminal_width
+from trainpipes._internal.messages import Report, folded, need_columns, table, terminal_width
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
-from trainpipes.look.inspect_reading import (
-    NAMES,
-    ROW_GROUPS,
-    TEXTS,
-    Clips,
-    Found,
-    clips_of,
-    find_files,
-    read_sample,
-)
+from trainpipes.look import inspect_reading as sampling
 from trainpipes.sources.files.formats import one_schema
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
@@ -89,7 +80,7 @@ class Finding:
 
 
 @dataclass(frozen=True, repr=False)
-class Inspection:
+class Inspection(Report):
     """What was found in data files. Prints as tables.
 
     Attributes:
@@ -129,7 +120,7 @@ class Inspection:
     unreadable: dict[str, str]
     bad_rows: int = 0
     bad_places: dict[str, str] = dataclasses.field(default_factory=dict)
-    clips: list[Clips] = dataclasses.field(default_factory=list)
+    clips: list[sampling.Clips] = dataclasses.field(default_factory=list)
     table: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -137,10 +128,7 @@ class Inspection:
         """Whether every file and every row of the sample can be read, and there are rows."""
         return not self.unreadable and not self.bad_rows and self.rows > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         width, lines = terminal_width(), []
         for rows in self._tables():
             lines += [table([list(map(escaped, row)) for row in rows], width), ""]
@@ -290,8 +278,8 @@ def inspect_files(
     asked = [] if column is None else column_names(column, "inspect_files(column)")
     engine = None if tokenizer is None else load(tokenizer)
     urls = [files] if isinstance(files, str | os.PathLike) else files
-    reading = find_files([os.fspath(url) for url in urls], storage_options)
-    tables = read_sample(reading, sample, small=engine is not None)
+    reading = sampling.find_files([os.fspath(url) for url in urls], storage_options)
+    tables = sampling.read_sample(reading, sample, small=engine is not None)
     sampled = sum(map(len, tables))
     total = round(int(reading.lengths.sum()) * reading.scale)
     chunks = _chunks(tables)
@@ -302,7 +290,7 @@ def inspect_files(
     measured = _chunks(having) if asked else chunks
     lengths = [_lengths(measured, names, engine) for names in together if having]
     groups = None
-    if reading.reader in ROW_GROUPS and len(reading.lengths):
+    if reading.reader in sampling.ROW_GROUPS and len(reading.lengths):
         sizes = np.quantile(reading.lengths, (0, 0.5, 1)).astype(int).tolist()
         names = ("count", "least", "median", "most")
         groups = dict(zip(names, [len(reading.lengths), *sizes], strict=True))
@@ -323,14 +311,14 @@ def inspect_files(
         bad_rows=reading.bad_rows,
         bad_places=reading.bad,
         clips=[
-            clips_of(name, kind, found, total, sampled)
+            sampling.clips_of(name, kind, found, total, sampled)
             for (name, kind), found in reading.clips.items()
         ],
         table=reading.table,
     )
 
 
-def _findings(sample: Found, rows: int) -> Iterator[Finding]:
+def _findings(sample: sampling.Found, rows: int) -> Iterator[Finding]:
     if others := sample.others:
         named = " ".join(map(shlex.quote, others[:NAMED]))
         text = f"{sample.reader}() does not read files of other formats: {len(others):,} beside the data"
@@ -350,7 +338,7 @@ def _findings(sample: Found, rows: int) -> Iterator[Finding]:
         )
         kinds = {"sound": "decode_audio", "video": "decode_video"}
         decoders = [kinds[kind] for _, kind in sample.clips]
-        stage = sample.reader if sample.reader in TEXTS else (*decoders, "decode_image")[0]
+        stage = sample.reader if sample.reader in sampling.TEXTS else (*decoders, "decode_image")[0]
         cure = f".{stage}(..., on_error=tp.Quarantine(folder)), which lists them"
         yield Finding("bad_rows", text, cure)
     filled = sample.lengths > 0
@@ -392,7 +380,7 @@ def _plain(array: pa.Array) -> pa.Array:
     return array.cast(kind[array.type]) if array.type in kind else array
 
 
-def _columns(sample: Found, chunks: Columns) -> list[Column]:
+def _columns(sample: sampling.Found, chunks: Columns) -> list[Column]:
     types: dict[str, dict[str, None]] = {}
     for each in (field for schema in sample.schemas.values() for field in schema):
         types.setdefault(each.name, {})[cut(str(each.type))] = None
@@ -431,7 +419,7 @@ def _value(scalar: pa.Scalar) -> str:
 def _measured_columns(chunks: Columns) -> list[str]:
     """The columns with most bytes whose lengths differ."""
     total: dict[str, int] = {}
-    for name in chunks.keys() - NAMES:
+    for name in chunks.keys() - sampling.NAMES:
         lengths, _ = _measured(chunks[name], None) or (np.empty(0), "")
         if not lengths.any():
             continue

@@ -253,12 +253,12 @@ class Found:
     @property
     def schemas(self) -> dict[str, pa.Schema]:
         """Of each source, the schema of its headers, or else of the sample."""
-        sources = [
-            (name, getattr(source, "rows_schema", None), source.schema)
-            for name, source in self.sources
-        ]
-        known = {name: schema if rows is None else rows for name, rows, schema in sources}
-        return self.sampled | {name: found for name, found in known.items() if found is not None}
+        known = dict(self.sampled)
+        for name, source in self.sources:
+            rows = getattr(source, "rows_schema", None)
+            if (schema := source.schema if rows is None else rows) is not None:
+                known[name] = schema
+        return known
 
     def note(self, place: Place, why: str) -> None:
         """A row of the sample cannot be used."""
@@ -269,9 +269,8 @@ class Found:
     @property
     def lengths(self) -> IntArray:
         """Rows of all blocks, int64 ``[blocks]``."""
-        return np.concatenate(
-            [np.empty(0, np.int64), *(source.lengths for _, source in self.sources)]
-        )
+        lengths = (source.lengths for _, source in self.sources)
+        return np.concatenate([np.empty(0, np.int64), *lengths])
 
     @property
     def block_bytes(self) -> npt.NDArray[np.float64]:
@@ -491,17 +490,9 @@ def _places(sample: Found, rows: int) -> list[tuple[int, int, int, int]]:
     owners = np.searchsorted(ends, edges, side="right")
     lengths_there = lengths[owners]
     # Only the beginning of a large row group is read: its pieces are spread over that.
-    reach = (np.bincount(owners)[owners] + 1) * each
-    reach = np.maximum(
-        reach, DEPTH_BYTES / np.maximum(1.0, sample.block_bytes[owners] / lengths_there)
-    )
-    starts = (
-        (edges - ends[owners] + lengths_there) * np.minimum(1.0, reach / lengths_there)
-    ).astype(np.int64)
-    places = zip(
-        owners.tolist(),
-        starts.tolist(),
-        np.minimum(lengths_there, starts + each).tolist(),
-        strict=True,
-    )
+    deep = DEPTH_BYTES / np.maximum(1.0, sample.block_bytes[owners] / lengths_there)
+    reach = np.maximum((np.bincount(owners)[owners] + 1) * each, deep) / lengths_there
+    within = (edges - ends[owners] + lengths_there) * np.minimum(1.0, reach)
+    starts = within.astype(np.int64)
+    places = np.stack([owners, starts, np.minimum(lengths_there, starts + each)], 1).tolist()
     return [(*blocks[owner], start, stop) for owner, start, stop in places]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.progress import Progress
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import IterationState
@@ -29,7 +30,6 @@ SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
 #: Rows of a shard up to which the item that it ends with counts.
 SHARD_ROWS = 256
-#: Stages that rows come from.
 
 
 def length_of(iteration: IterationState, step: int = 0) -> int:
@@ -263,14 +263,21 @@ class _Tally(kinds.RunStage, keeps_rows=False):
         return run
 
 
-class Numbered(kinds.RunStage, holds_data=True):
-    """Makes of each item the numbers of its rows, and their sizes."""
+def look_through(plan: Plan, job: str) -> int:
+    """Have all rows of an epoch pass its stages, of which ``Numbered`` is the last. How many there were."""
+    rows = 0
+    with Progress(job, plan.inputs.epoch_rows, "rows") as progress:
+        for ids in walk(plan):
+            progress.advance(len(ids))
+            rows += len(ids)
+    return rows
 
-    sizes: Sequence[Any] = ()
+
+class Numbered(kinds.RunStage, holds_data=True):
+    """Makes of each item the numbers of its rows."""
 
     def process(self, run: Run) -> Run:
         ids = run.block.ids
-        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
         bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
-        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
+        items: list[Any] = [ids[a:b] for a, b in pairwise(bounds)]
         return run.with_items(items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpipes._internal.checks import IntArray, require, whole_number
-from trainpipes._internal.messages import table
+from trainpipes._internal.messages import Printed
 from trainpipes._internal.progress import counted
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
@@ -86,7 +86,7 @@ class RowPlace(Place):
     epoch: int = 0
 
 
-class Provenance(list[RowPlace]):
+class Provenance(Printed, list[RowPlace]):
     """Where the rows of a batch come from: a ``RowPlace`` for each, in order; for each document of a packed
     row, as ``segment_ids`` counts them, and each source of a row of ``zip``. Prints as a table.
     """
@@ -100,7 +100,7 @@ class Provenance(list[RowPlace]):
                 for p in inputs.places_of(ids[n]):
                     self.append(RowPlace(p.path, p.row_group, p.row, p.source, index, epochs[n]))
 
-    def __repr__(self) -> str:
+    def _rows(self) -> list[Sequence[str]]:
         paths = [hidden(place.path) for place in self if place.path is not None]
         prefix = os.path.commonprefix(paths)  # noqa: RUF071
         folder = prefix[: prefix.rfind("/") + 1]
@@ -110,11 +110,11 @@ class Provenance(list[RowPlace]):
             cells = ["" if value is None else hidden(str(value)) for value in values]
             if any(cells):
                 columns[title] = [cell.removeprefix(folder) for cell in cells]
-        return table([list(columns), *zip(*columns.values(), strict=True)])
+        return [list(columns), *zip(*columns.values(), strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class LocatedBatch:
+@dataclass(frozen=True, eq=False, repr=False)
+class LocatedBatch(Printed):
     """A batch that was found again. Prints as a table of its rows.
 
     Attributes:
@@ -139,8 +139,6 @@ class LocatedBatch:
         who = f"rank {self.rank} of {self.world_size}" if self.world_size > 1 else "one rank"
         head = f"batch m = {self.m} of epoch {self.epoch}, {who}"
         return "\n".join([head, str(self.places), *filter(None, [self.note])])
-
-    __repr__ = __str__
 
 
 def locate(
@@ -223,16 +221,8 @@ def locate(
     finally:
         items.close()
     assert items.m is not None
-    places = Provenance(located, plan.inputs)
-    return LocatedBatch(
-        located.item,
-        places,
-        start.pass_number,
-        items.m,
-        topology.rank,
-        topology.world_size,
-        _note(plan),
-    )
+    where = start.pass_number, items.m, topology.rank, topology.world_size
+    return LocatedBatch(located.item, Provenance(located, plan.inputs), *where, _note(plan))
 
 
 def _note(plan: Plan) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from trainpipes._internal.checks import IntArray, require
-from trainpipes._internal.messages import table
+from trainpipes._internal.messages import Report
 from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.chain import Chain
@@ -23,9 +23,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.source import RandomAccessSource, RowSource
+from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
+from trainpipes.look.row_steps import Unread
 from trainpipes.order.permutation import turn_order
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.order import Balance
@@ -35,12 +36,10 @@ from trainpipes.stages.pack import Pack
 BATCH_SIZE = 32
 #: Stages that say which rows are read, and in which order.
 READING = kinds.Source | kinds.ShardStage | kinds.ShuffleStage
-#: What of a source shapes the order.
-SHAPE = ("holds_numbers", "lengths", "unread", "row_bytes", "block_bytes", "file_of_block")
 
 
-@dataclass(frozen=True)
-class ShuffleQuality:
+@dataclass(frozen=True, repr=False)
+class ShuffleQuality(Report):
     """How well an order is shuffled. Prints each number beside that of a random order.
 
     Attributes:
@@ -65,19 +64,17 @@ class ShuffleQuality:
     files_per_batch: float
     random_files_per_batch: float
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
         share, near = f"{self.neighbors_kept:<10.4f}", f"{self.neighbor_distance:<10.3f}"
-        return table([
+        return [
             ("rows", f"{of} of {files}, batches of {self.batch_size}"),
             ("neighbor distance", f"{near}random: 0.333"),
             ("neighbors kept", f"{share}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
-        ])  # fmt: skip
-
-    __repr__ = __str__
+        ]  # fmt: skip
 
 
 def shuffle_quality(
@@ -141,9 +138,9 @@ def order_quality(
     size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
     chain = Plan.of([*stages_left, Batch(size), Numbered()], source, quiet=True).chain
     after = (s for s in chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))
-    plan = Plan(Inputs(replace(chain, before=(), after=tuple(after)), _Numbers(source)))
+    plan = Plan(Inputs(replace(chain, before=(), after=tuple(after)), Unread(source)))
     items = counted(islice(walk(plan, epoch), batches), "measuring the shuffle", batches, "batches")
-    numbers = np.concatenate([np.empty(0, dtype=np.int64), *(ids for ids, _ in items)])
+    numbers = np.concatenate([np.empty(0, dtype=np.int64), *items])
     files, lengths = source.file_of_block, source.lengths
     if files is not None:
         lengths = np.bincount(files, weights=lengths).astype(np.int64)
@@ -176,21 +173,6 @@ def _touched(in_file: IntArray, size: int) -> float:
     for drawn in range(size):
         none *= np.maximum(0.0, n - in_file - drawn) / max(1, n - drawn)
     return float((1.0 - none).sum())
-
-
-class _Numbers(RandomAccessSource):
-    """A source with the blocks of another, of which nothing is read."""
-
-    by_number = True
-
-    def __init__(self, source: RowSource) -> None:
-        vars(self).update({name: getattr(source, name, False) for name in SHAPE})
-
-    def take(self, index: IntArray) -> list[Any]:
-        return [None] * len(index)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)

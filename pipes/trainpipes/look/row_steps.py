@@ -31,8 +31,11 @@ from trainpipes.sources.mixture import Mixture
 from trainpipes.stages.filter import Drawn, DrawnOnce
 from trainpipes.state.format import Position
 
-#: What of a source says which rows it has, or names them.
-SHAPE = ("lengths", "unread", "is_filtered", "file_of_block", "named_by", "joined_inputs")
+#: What of a source says which rows it has, names them, or shapes their order.
+SHAPE = (
+    "lengths", "unread", "is_filtered", "file_of_block", "named_by", "joined_inputs", "holds_numbers",
+    "row_bytes", "block_bytes",
+)  # fmt: skip
 
 
 class Steps(NamedTuple):
@@ -276,7 +279,7 @@ class Unread(RandomAccessSource):
 
     def __init__(self, source: RowSource) -> None:
         self._source: Any = source
-        vars(self).update({name: getattr(self._source, name) for name in SHAPE})
+        vars(self).update({name: getattr(self._source, name, False) for name in SHAPE})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

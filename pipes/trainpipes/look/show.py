@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import copied, whole_number
-from trainpipes._internal.messages import WIDTH, folded, in_color, table, terminal_width
+from trainpipes._internal.messages import WIDTH, Printed, folded, in_color, table, terminal_width
 from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
@@ -140,7 +140,7 @@ class ItemView:
     sounds: Sequence[Sound] = ()  # which a notebook plays
 
 
-class Preview:
+class Preview(Printed):
     """Items of a pipeline for people to read. Prints as text, in color on a terminal and in a notebook.
 
     Attributes:
@@ -159,14 +159,14 @@ class Preview:
         blocks = ["\n".join(folded(legend, width))] if legend else []
         return "\n\n".join([*blocks, *(_block(view, width) for view in self.items)])
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
         text = self.text(width=terminal_width() if at_terminal else WIDTH)
         return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         page = f"<pre>{html_of(self)}</pre>{''.join(_thumbnails(self.items))}"
-        return {"text/plain": repr(self), "text/html": page}
+        return {"text/plain": str(self), "text/html": page}
 
 
 def html_of(preview: Preview, colored: str = IN_NOTEBOOK) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import IntArray, whole_number
-from trainpipes._internal.messages import need_columns, table
-from trainpipes._internal.progress import Progress, counted
+from trainpipes._internal.messages import Report, need_columns, table
+from trainpipes._internal.progress import counted
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer
@@ -26,17 +26,9 @@ from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import names_of, numbers_of
 from trainpipes.interfaces.stage import Stage
+from trainpipes.look import order_quality as quality
 from trainpipes.look.decoded import known_ids
-from trainpipes.look.lengths import Numbered, walk
-from trainpipes.look.order_quality import (
-    BATCH_SIZE,
-    ShuffleQuality,
-    Steps,
-    mask_of_rows,
-    order_quality,
-    steps_of,
-    work_of,
-)
+from trainpipes.look.lengths import Numbered, look_through, walk
 from trainpipes.look.values import masks_of
 from trainpipes.order.layout import Topology
 from trainpipes.sources.mix import Mix
@@ -138,7 +130,7 @@ class Mixing:
 
 
 @dataclass(frozen=True, repr=False)
-class Stats:
+class Stats(Report):
     """What the first batches of an epoch are like, over all ranks. Prints as text.
 
     Attributes:
@@ -157,10 +149,10 @@ class Stats:
     padding: Padding | None
     packing: Packing | None
     mixture: Mixing | None
-    shuffle: ShuffleQuality | None
+    shuffle: quality.ShuffleQuality | None
     labels: dict[str, dict[Label, int]]
     counts: dict[str, str] = field(default_factory=dict)
-    steps: Steps | None = None
+    steps: quality.Steps | None = None
     retries: int = field(default_factory=made_again)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,22 +160,23 @@ class Stats:
         labels = {
             name: {str(k): n for k, n in counts.items()} for name, counts in self.labels.items()
         }
-        return {**asdict(self), "labels": labels}
+        return {**super().to_dict(), "labels": labels}
 
-    def __str__(self) -> str:
+    def _rows(self) -> Iterator[tuple[str, str]]:
         many = f"the first {self.batches:,}" if self.batches != 1 else "the first one"
-        parts = [("batches", f"{many} of an epoch")] * bool(self.batches)
-        measured = ("padding", "packing", "steps", "mixture", "shuffle")
-        parts += [(name, str(value)) for name in measured if (value := getattr(self, name))]
+        if self.batches:
+            yield "batches", f"{many} of an epoch"
+        for name in ("padding", "packing", "steps", "mixture", "shuffle"):
+            if value := getattr(self, name):
+                yield name, str(value)
         for column, counts in self.labels.items():
             shown = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
             shown += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
-            parts.append(("labels", f"{column}, over all rows: {', '.join(shown)}"))
-        parts += [("counted", f"{name}: {said}") for name, said in self.counts.items()]
-        parts += [("retries", f"{self.retries:,} of requests, so far")] * bool(self.retries)
-        return table(parts)
-
-    __repr__ = __str__
+            yield "labels", f"{column}, over all rows: {', '.join(shown)}"
+        for name, said in self.counts.items():
+            yield "counted", f"{name}: {said}"
+        if self.retries:
+            yield "retries", f"{self.retries:,} of requests, so far"
 
 
 def stats(
@@ -217,7 +210,8 @@ def stats(
         heard = sound.heard(named)
         segments = named.get("segment_ids")
         if world_size is not None:
-            works.append((number, *work_of(masks or mask_of_rows(batch, plan.chain))))
+            masked = masks or quality.mask_of_rows(batch, plan.chain)
+            works.append((number, *quality.work_of(masked)))
         elif not masks and segments is None and not heard:
             if not any(any(tally.numbers) for tally in plan.tallies):
                 break
@@ -240,12 +234,12 @@ def stats(
         room = len(packed) * max(widths)
         empty = room - sum(held)
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
-    mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
+    mixing, shuffle = _mixing(pipeline, batches), quality.order_quality(pipeline, batches)
     said = defaultdict[str, list[str]](list)
     for tally in plan.tallies:
         said[tally.stage.name] += filter(None, [str(tally)])
     counts = {name: "; ".join(each) for name, each in said.items() if each}
-    steps = None if world_size is None else steps_of(works, world_size, plan.chain)
+    steps = None if world_size is None else quality.steps_of(works, world_size, plan.chain)
     return Stats(count, padding, packing, mixing, shuffle, label_counts_of, counts, steps)
 
 
@@ -295,15 +289,13 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
     if chain.opener.traits.makes_batches:
         stages = [stage for stage in stages if isinstance(stage, kinds.ShardStage)]
     elif kinds.first_of(stages, kinds.BatchingStage | kinds.PackingStage) is None:
-        stages.append(Batch(BATCH_SIZE))
+        stages.append(Batch(quality.BATCH_SIZE))
     # Items know their rows until they are finished.
-    end = next(
-        (n for n, s in enumerate(stages) if isinstance(s, kinds.FinishingStage)), len(stages)
-    )
-    later = stages[end:]
+    unfinished = [*takewhile(lambda stage: not isinstance(stage, kinds.FinishingStage), stages)]
+    later = stages[len(unfinished) :]
     moving = [stage for stage in later if isinstance(stage, kinds.RegroupStage)]
     packs = kinds.first_of(stages, Pack) is not None
-    stages = [_Weighed(weighed), *stages[:end], *moving, _Known(packs)]
+    stages = [_Weighed(weighed), *unfinished, *moving, _Known(packs)]
     plan = Plan.of([opener, *stages], quiet=True)
     plan.inputs.keeps_pieces, plan.inputs.above = True, tuple(later)
     mixture = plan.inputs.source
@@ -314,15 +306,12 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
     for known in counted(islice(walk(plan), batches), "looking at the mix", batches, "batches"):
         for path, places, _ in mixture.ids.split(known.ids):
             number, tokens = names.index(path[0]), known.tokens
-            rows_here = [
-                *zip(known.ids[places].tolist(), known.epochs[places].tolist(), strict=True)
-            ]
-            amount = (
-                sum(weighed[row] for row in rows_here)
-                if tokens is None
-                else int(tokens[places].sum())
-            )
-            if tokens is not None:
+            here = known.ids[places].tolist(), known.epochs[places].tolist()
+            rows_here = [*zip(*here, strict=True)]
+            if tokens is None:
+                amount = sum(map(weighed.__getitem__, rows_here))
+            else:
+                amount = int(tokens[places].sum())
                 rows_here = [row for row in dict.fromkeys(rows_here) if row not in seen]
                 seen.update(rows_here)
             rows[number] += len(rows_here)
@@ -332,13 +321,8 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
     order = [mixture.names.index(name) for name in names]
     weights = np.array(mixture.steps)[:, order]
     targets = parts @ (weights / weights.sum(axis=1, keepdims=True)) / parts.sum()
-    return Mixing(
-        mixture.unit,
-        dict(zip(names, rows.tolist(), strict=True)),
-        dict(zip(names, amounts.round().astype(int).tolist(), strict=True)),
-        dict(zip(names, (amounts / total).tolist(), strict=True)),
-        dict(zip(names, targets.tolist(), strict=True)),
-    )
+    each = rows, amounts.round().astype(int), amounts / total, targets
+    return Mixing(mixture.unit, *(dict(zip(names, of.tolist(), strict=True)) for of in each))
 
 
 class _Weighed(kinds.RunStage, holds_data=True, asks_inputs=True):
@@ -478,7 +462,5 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
             f"stats(labels) must be a column of rows that can all be read before training, got {column!r} of "
             f"{chain.stages[0]}, whose rows {why}; count the labels of its source"
         )
-    with Progress(f"counting {column!r}", plan.inputs.epoch_rows, "rows") as progress:
-        for ids, _ in walk(plan):
-            progress.advance(len(ids))
+    look_through(plan, f"counting {column!r}")
     return counts

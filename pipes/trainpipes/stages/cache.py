@@ -116,7 +116,7 @@ class BlockCache:
             first() if any(stage.traits.gives == "found types" for stage in stages) else None,
         )
 
-    def describe(self) -> str:
+    def describe(self) -> list[tuple[str, str]]:
         files = total = size = 0
         for block, length in enumerate(self._source.lengths.tolist()):
             for file in self._files(block, 0, length):
@@ -124,7 +124,8 @@ class BlockCache:
                 with suppress(OSError):
                     size += self._store.path(file.digest).stat().st_size
                     files += 1
-        return f"{self._store.root}: {files:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+        said = f"{files:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+        return [("cache", f"{self._store.root}: {said}")]
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
         """A schema that is found from the first rows, and kept."""

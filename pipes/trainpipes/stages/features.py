@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from trainpipes._internal import checks
 from trainpipes._internal.checks import IntArray
-from trainpipes._internal.messages import nearest, table
+from trainpipes._internal.messages import Report, nearest
 from trainpipes.columns import arrays
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
@@ -39,7 +39,7 @@ SHOWN_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class FittedColumns:
+class FittedColumns(Report):
     """Means and deviations of columns of numbers, and ids of categories, as ``Pipeline.fit_columns`` finds
     them. Prints as text.
 
@@ -81,10 +81,6 @@ class FittedColumns:
         mean, std = self.numbers[column]["mean"], self.numbers[column]["std"]
         return values * (std or 1.0) + mean
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
-        return asdict(self)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file with a line for each column of numbers and for each category, with its id, its
         value and its count. The stages take its path.
@@ -114,7 +110,7 @@ class FittedColumns:
             rule = "must be a file that FittedColumns.save wrote"
             raise ConfigError(f"load(path) {rule}, got {place}: {error}") from error
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         rows = [("rows", f"{self.rows:,}")]
         for name, found in self.numbers.items():
             nulls = f", {found['nulls']:,.0f} nulls" if found.get("nulls") else ""
@@ -126,7 +122,7 @@ class FittedColumns:
             ]
             said += [f"and {len(known) - MOST_SHOWN:,} more"] * (len(known) > MOST_SHOWN)
             rows.append((name, ", ".join([f"{NULL_ID}: null, {UNKNOWN_ID}: others", *said])))
-        return table(rows)
+        return rows
 
 
 def _written(fitted: FittedColumns) -> str:

@@ -219,9 +219,9 @@ class Tokenizes(TargetStage, RunStage):
         """The side that transformers' settings of the tokenizer pad on; "right" without any."""
         return self.maker.special.side or "right"
 
-    def runs_on(self) -> str:
+    def _describe(self) -> list[tuple[str, str]]:
         said = self.maker.runs_on()
-        return f"{self.maker}: {said}" if said else ""
+        return [("tokenizer", f"{self.maker}: {said}")] if said else []
 
     def _settle(self, threads: int) -> None:
         take_turns(threads)
@@ -404,8 +404,8 @@ class ChatTemplate(Tokenizes, takes="columns"):
     def _chat(self) -> Chat:
         return Chat(self.tokenizer, self.template)
 
-    def runs_on(self) -> str:
-        return f"{self.maker}: its chat template, by transformers"
+    def _describe(self) -> list[tuple[str, str]]:
+        return [("tokenizer", f"{self.maker}: its chat template, by transformers")]
 
     def identity(self) -> dict[str, Any]:
         identity = {

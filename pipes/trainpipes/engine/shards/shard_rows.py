@@ -1,29 +1,32 @@
-"""The rows of a shard, and the stages that are opened above them at a cursor."""
+"""The rows of a shard, the stages that are opened above them at a cursor, and the memory that these take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes._internal.activity import each
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import naming_bad_values
+from trainpipes.columns.payload import is_wide
 from trainpipes.columns.run import Cursors, Run, Unroll
 from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.calling import RUN_BYTES, called
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.span_windows import ListedMaker, NumberedMaker, StreamMaker
-from trainpipes.engine.reading.windows import MixedWindows, WindowedMixture, Windows
+from trainpipes.engine.reading.windows import AHEAD_PART, MixedWindows, WindowedMixture, Windows
 from trainpipes.interfaces.held import check_shard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
+from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage, WorkingStage
 from trainpipes.order.layout import Layout, WindowKey
 
 #: About how many rows a run has; whole batches where there are any.
@@ -349,3 +352,105 @@ def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | No
     if not plan.chain.goes_on(epoch, first_epoch):
         return None
     return plan.counts.slot(shard, epoch + 1, first_epoch).span
+
+
+# The memory that all this takes, by the layouts, before anything is read
+
+
+#: How many times the bytes of its rows the runs of a shard take, the row group in hand and the next.
+RUNS = 4
+
+
+class Buffer(NamedTuple):
+    """Rows that a stage after the dealing holds in a process, and the stage whose function made them."""
+
+    stage: RegroupStage
+    rows: int
+    maker: Stage | None
+
+
+class Memory:
+    """Bytes of a process for the rows of a plan, where so many processes share the shards."""
+
+    def __init__(self, plan: Plan, processes: int) -> None:
+        self.plan, self.row_bytes = plan, plan.layouts.window_row_bytes
+        self.parts = [Memory(part, processes) for part in plan.mixed.values()]
+        self.shards = -(-plan.chain.num_shards // processes)
+
+    @property
+    def spans(self) -> int:
+        return min(self.plan.layouts.usual.num_spans, self.shards)
+
+    @property
+    def window_rows(self) -> int | None:
+        """Rows that a shuffle mixes with each other; None where there are no windows."""
+        layout = self.plan.layouts.usual
+        if not isinstance(layout, Layout) or not self.plan.inputs.epoch_rows:
+            return None
+        return max(layout.mixed_rows(span) for span in (0, layout.num_spans - 1))
+
+    @property
+    def _mixes(self) -> bool:
+        chain = self.plan.chain
+        return bool(self.window_rows) and chain.buffer is not None and chain.drawn is None
+
+    @cached_property
+    def windows(self) -> int:
+        """Of windows of rows to be mixed."""
+        nbytes, layout = sum(part.windows for part in self.parts), self.plan.layouts.usual
+        if isinstance(layout, Layout) and self.row_bytes and self._mixes:
+            largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
+            nbytes += math.ceil(self.row_bytes * sum(largest) / len(largest) * self.spans)
+        return nbytes
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        chain, buffers = self.plan.chain, []
+        most = -(-(self.plan.inputs.epoch_rows or 1 << 62) // chain.num_shards)
+        batch_size, maker = 1, maker_of(chain.before)
+        for stage in chain.after:
+            if isinstance(stage, RegroupStage) and stage._held_items:
+                rows = min(most, stage._held_items * batch_size) * self.shards
+                buffers.append(Buffer(stage, rows, maker))
+            batch_size = chain.batch_size if stage is chain.batch else batch_size
+            maker = maker_of([stage]) or maker
+        return buffers
+
+    @property
+    def held(self) -> int:
+        """Of windows, and of buffers as far as sizes are known."""
+        rows = sum(buffer.rows for buffer in self.buffers if buffer.maker is None)
+        return self.windows + math.ceil(rows * (self.row_bytes or 0))
+
+    def beside(self, threads: int) -> int:
+        """Of windows that are read ahead, of data from servers, of decoders and of runs in hand."""
+        nbytes = sum(part.beside(threads) for part in self.parts)
+        plan, layouts, row_bytes = self.plan, self.plan.layouts, self.row_bytes
+        windows = self.windows
+        if plan.mixed or not row_bytes or not windows or not self._mixes:
+            return nbytes
+        source, blocks, of_span = plan.inputs.source, plan.inputs.blocks, windows / self.spans
+        assert isinstance(source, RowSource)
+        schema = source.schema
+        sizes = row_bytes * blocks.lengths
+        nbytes += source._decoding_bytes(sizes, self.spans, threads > 0, layouts.fetched_bytes)
+        if isinstance(schema, pa.Schema) and not plan.chain.before and is_wide(schema):
+            nbytes += math.ceil(of_span)  # batches are parts of a window, and rows of it still
+        if threads and not plan.reads_user_code:
+            ahead = max(of_span, layouts.held_bytes * AHEAD_PART)
+            nbytes += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
+        runs = min(blocks.rows, ALL_ROWS, self.shards * RUN_ROWS)
+        return nbytes + math.ceil(RUNS * runs * row_bytes)
+
+
+def _most_rows(layout: Layout, span: int) -> int:
+    """Rows of a span's largest window: windows grow."""
+    count = layout.num_windows(span)
+    ends = (layout.window(span, n) for n in range(max(0, count - 3), count))
+    return max((stop - start for start, stop in ends), default=0)
+
+
+def maker_of(stages: Sequence[Stage]) -> Stage | None:
+    """The last of some stages that makes values of a size that nobody knows."""
+    makes = (s for s in reversed(stages) if s.traits.gives in ("objects", "found types"))
+    return next(makes, None)

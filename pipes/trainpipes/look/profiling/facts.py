@@ -14,6 +14,7 @@ from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.loader_workers import calls_python
 from trainpipes.engine.record import Record, is_pipeline_or_loader
+from trainpipes.engine.shards.shard_rows import Memory
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.sources.files.file_reader import FileBlocks
@@ -149,7 +150,6 @@ class Measured:
 def facts_of(
     plan: Plan,
     ranks: int,
-    window_bytes: int | None,
     threads: int | None,
     workers: int,
     plain: bool = False,
@@ -170,7 +170,8 @@ def facts_of(
     }
     about |= {"shards": chain.num_shards, "ranks": ranks}
     about["lengths_by"], about["pairs"] = lengths_by(chain.stages)
-    about |= {"window_bytes": window_bytes or 0, "memory_bytes": free_memory()}
+    windows = Memory(plan, ranks).held if chain.shuffle else 0
+    about |= {"window_bytes": windows, "memory_bytes": free_memory()}
     source = plan.inputs.source if plan.inputs.is_open else None
     if isinstance(source, FileBlocks):
         lengths, files = source.lengths, source.files

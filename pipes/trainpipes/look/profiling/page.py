@@ -231,7 +231,6 @@ mark { background: color-mix(in srgb, #009e73 30%, var(--page)); color: var(--in
 def page(
     lines: Sequence[tuple[str, str]],
     series: Sequence[Mapping[str, Any]],
-    called: Mapping[str, str],
     lengths: Counter[int],
     shuffle: str,
     rows: str,
@@ -241,13 +240,12 @@ def page(
     Args:
         lines: the text of the profile, as label and text.
         series: the run over time; see ``Profile.series``.
-        called: names of groups of threads.
         lengths: how many rows of batches have so many tokens.
         shuffle: how well rows are mixed, as text, or "".
         rows: the first rows, as HTML within ``pre``, or "".
     """
     headline = next((text for label, text in lines if label == "verdict"), "A run")
-    body = [f"<h1>{escape(headline)}</h1>", _table(lines), *_over_time(series, called)]
+    body = [f"<h1>{escape(headline)}</h1>", _table(lines), *_over_time(series)]
     if lengths:
         body += ["<h2>Tokens of a row</h2>", bars("Tokens of a row", _binned(lengths), "")]
     if shuffle:
@@ -274,17 +272,18 @@ def _table(lines: Sequence[tuple[str, str]]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _over_time(series: Sequence[Mapping[str, Any]], called: Mapping[str, str]) -> Iterator[str]:
+def _over_time(series: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ends = [point["seconds"] for point in series]
     if not ends:
         return
     waited = {"waiting for data": [100 * point["waited"] for point in series]}
-    yield "<h2>Part of the time that the loop waited for data</h2>"
-    yield area("Part of the time that the loop waited for data", ends, waited, "%")
-    for group in called:
+    title = "Part of the time that the loop waited for data"
+    yield f"<h2>{title}</h2>"
+    yield area(title, ends, waited, "%")
+    for group, called in CALLED.items():
         busy = [point["busy"].get(group, {}) for point in series]
         if any(busy):
-            title = f"What {called[group]} did: threads at work"
+            title = f"What {called} did: threads at work"
             yield f"<h2>{escape(title)}</h2>"
             yield area(title, ends, layers_of(busy), "")
 

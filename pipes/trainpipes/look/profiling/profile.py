@@ -18,31 +18,15 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity import (
-    ITERATES,
-    SYSTEM,
-    TICK,
-    ActivitySampler,
-    Counts,
-    folder_of,
-    reported,
-)
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.messages import table
+from trainpipes._internal.messages import Printed
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.filesystems.places import write_text
 from trainpipes.interfaces.options import instead
 from trainpipes.look.order_quality import order_quality
-from trainpipes.look.profiling.facts import (
-    Facts,
-    Measured,
-    busy_seconds,
-    cpu_of,
-    facts_of,
-    parts_of,
-)
-from trainpipes.look.profiling.page import CALLED, page, text_lines
+from trainpipes.look.profiling import facts
+from trainpipes.look.profiling.page import page, text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.look.show import html_of
 from trainpipes.look.values import masks_of
@@ -90,7 +74,7 @@ def profile(loader: Any) -> Profile:
     return Profile(loader)
 
 
-class Profile:
+class Profile(Printed):
     """What ``profile`` gives. Prints as text.
 
     Attributes:
@@ -100,17 +84,17 @@ class Profile:
     """
 
     def __init__(self, loader: Any) -> None:
-        pipeline, iteration, self._how = parts_of(loader)
+        pipeline, iteration, self._how = facts.parts_of(loader)
         if pipeline is None:
             raise ConfigError(
                 f"profile(loader) must be a Loader, a Pipeline or a DataLoader of one, got "
                 f"{type(loader).__name__}; {instead(loader) or 'give it what the loop iterates'}"
             )
         self._pipeline, self._iteration = pipeline, iteration
-        self._counts, self._workers = Counts(), Counts()
-        self._points: list[tuple[float, float, Counts]] = []
+        self._counts, self._workers = activity.Counts(), activity.Counts()
+        self._points: list[tuple[float, float, activity.Counts]] = []
         self._step = FIRST_STEP
-        self._sampler: ActivitySampler | None = None
+        self._sampler: activity.ActivitySampler | None = None
         self._began = self._seconds = self._sampled = self._clock = self._exact = self._others = 0.0
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
@@ -146,17 +130,18 @@ class Profile:
         if self._iteration is not None:
             iterations = {self._iteration, *self._iteration.derived}
             self._states = {iteration: iteration.wait_seconds for iteration in iterations}
-        self._machine, self._cpu = busy_seconds(), sum(os.times()[:2])
+        self._machine, self._cpu = facts.busy_seconds(), sum(os.times()[:2])
         pids = [child.pid or 0 for child in multiprocessing.active_children()]
-        self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
+        self._children = {pid: (facts.cpu_of(pid), facts.cpu_of(pid)) for pid in pids}
         activity.from_workers.clear()
         if self._how.get("plain") and self._how["workers"]:
             number = secrets.randbits(62) + 1
-            self._folder = folder_of(number)
+            self._folder = activity.folder_of(number)
             self._folder.mkdir(mode=0o700)
             self._passes.now.profile = number
         activity.observer = self._observe
-        self._sampler = ActivitySampler(self._tick, FRAMES if self._iteration is None else TICK)
+        tick = FRAMES if self._iteration is None else activity.TICK
+        self._sampler = activity.ActivitySampler(self._tick, tick)
         self._sampler.begin()
 
     def __exit__(
@@ -194,13 +179,9 @@ class Profile:
         """Seconds by the clocks of the iterators, also of loaders that a trainer has made meanwhile."""
         if self._iteration is None:
             return 0.0
-        iterations = {self._iteration, *self._iteration.derived}
-        self._states.update(
-            {iteration: 0.0 for iteration in iterations if iteration not in self._states}
-        )
-        return float(
-            sum(iteration.wait_seconds - start for iteration, start in self._states.items())
-        )
+        for iteration in {self._iteration, *self._iteration.derived}:
+            self._states.setdefault(iteration, 0.0)
+        return sum((each.wait_seconds - start for each, start in self._states.items()), 0.0)
 
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
@@ -252,17 +233,17 @@ class Profile:
             self._counts.add(counts)
             waited_until_now = max(self._exact, self._waited())  # samples may have counted too much
             waited, self._exact = waited_until_now - self._exact, waited_until_now
-            workers = Counts()
+            workers = activity.Counts()
             while activity.from_workers:
                 workers.add(activity.from_workers.pop())
-            for worker in () if self._folder is None else reported(self._folder):
+            for worker in () if self._folder is None else activity.reported(self._folder):
                 workers.add(worker)
             self._workers.add(workers)
             if workers.times:
-                counts.times["workers"] = workers.times.get(ITERATES, {})
+                counts.times["workers"] = workers.times.get(activity.ITERATES, {})
             self._points.append((now - self._began, waited, counts))
             self._drawn, self._seconds = now, now - self._began
-            if self._sampler.is_over or now - self._asked > SYSTEM:
+            if self._sampler.is_over or now - self._asked > activity.SYSTEM:
                 self._ask_system(now)
             if len(self._points) > MOST_POINTS:
                 self._step *= 2
@@ -273,8 +254,8 @@ class Profile:
         self._asked = now
         for child in multiprocessing.active_children():
             pid = child.pid or 0
-            self._children[pid] = self._children.get(pid, (0.0, 0.0))[0], cpu_of(pid)
-        if self._machine is not None and (busy := busy_seconds()) is not None:
+            self._children[pid] = self._children.get(pid, (0.0, 0.0))[0], facts.cpu_of(pid)
+        if self._machine is not None and (busy := facts.busy_seconds()) is not None:
             children = sum(last - first for first, last in self._children.values())
             used = sum(os.times()[:2]) - self._cpu + children
             self._others = max(0.0, busy - self._machine - used) / max(self._seconds, 1e-9)
@@ -296,30 +277,22 @@ class Profile:
     # What was found
 
     @cached_property
-    def _window_bytes(self) -> int | None:
-        return (
-            self._pipeline.explain().window_bytes
-            if self._pipeline._iteration.plan.chain.shuffle
-            else None
-        )
-
-    @cached_property
-    def _facts(self) -> Facts:
+    def _facts(self) -> facts.Facts:
         iteration = self._iteration or self._pipeline._iteration
         ranks = iteration.ranks()[1]
         hows = [] if self._iteration is None else [state.how for state in self._iteration.derived]
         how = hows[-1] if hows else self._how
-        return facts_of(iteration.plan, ranks, self._window_bytes, **how)
+        return facts.facts_of(iteration.plan, ranks, **how)
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> facts.Measured:
         """The counts that the verdict is made of."""
         if self._sampler is not None:
             self._draw(perf_counter())
         waited = min(self._exact, self._seconds)
         children = sum(last - first for first, last in self._children.values())
         first = waited if self._first is None else self._first
-        return Measured(
+        return facts.Measured(
             self._seconds, waited, first, self._start(), self._counts, self._workers,
             children, self._others, self._cells, self._padding, dict(self._sizes),
         )  # fmt: skip
@@ -355,6 +328,8 @@ class Profile:
         """The text, as label and text."""
         return list(text_lines(self._facts, self.measured))
 
+    _rows = lines
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page to look at: an HTML file that needs no other.
 
@@ -376,18 +351,16 @@ class Profile:
             rows = html_of(self._pipeline.show(), r"<mark>\g<0></mark>")
         except TrainpipesError as error:
             rows = html.escape(f"cannot be shown: {error}")
-        text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)
+        text = page(self.lines(), self.series, self._lengths, str(order or ""), rows)
         write_text(path, text, "save")
 
     def __str__(self) -> str:
-        return table(self.lines()) if self._began else "profile: nothing was run yet"
-
-    __repr__ = __str__
+        return super().__str__() if self._began else "profile: nothing was run yet"
 
 
 def _merged(
-    points: list[tuple[float, float, Counts]],
-) -> Iterator[tuple[float, float, Counts]]:
+    points: list[tuple[float, float, activity.Counts]],
+) -> Iterator[tuple[float, float, activity.Counts]]:
     """Points of twice the length."""
     for n in range(0, len(points) - 1, 2):
         (_, waited, counts), (end, more, others) = points[n : n + 2]

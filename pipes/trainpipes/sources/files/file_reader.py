@@ -5,6 +5,7 @@ error that names all files that are bad.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from abc import abstractmethod
@@ -15,6 +16,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes import errors
@@ -151,6 +153,13 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
     return np.unique(np.array([*edges, len(sizes)], dtype=np.int64))
 
 
+#: Bytes of an open file and of its decoded part, at most.
+DECODER_BYTES = 4 << 20
+#: Of many columns: bytes that the reader of one holds, at most; how many times the bytes of all an open file
+#: has, and whoever reads has besides.
+PAGE_BYTES, AT_REST, READING = 1 << 20, 1.2, 2
+
+
 class FileBlocks(RowSource):
     """Rows of files in blocks; ``file_of_block`` is None where blocks are of several files."""
 
@@ -169,6 +178,17 @@ class FileBlocks(RowSource):
     @cached_property
     def is_local(self) -> bool:
         return all(map(is_local, self.files.systems))
+
+    def _decoding_bytes(
+        self, blocks: npt.NDArray[Any], spans: int, threads: bool, fetched: float
+    ) -> int:
+        block = float(blocks.max(initial=0))
+        pages = min(block, PAGE_BYTES * len(self.schema or [0]))
+        nbytes = spans * min(DECODER_BYTES, 4 * block)
+        if pages > DECODER_BYTES:
+            nbytes = pages * (AT_REST * min(spans, len(blocks)) + READING * (3 if threads else 1))
+        whole = 0 if self.is_local else int(np.maximum(self.sizes, 0).sum())
+        return math.ceil(nbytes) + math.ceil(min(self.files.prefetch_bytes, fetched, whole))
 
     def fingerprint_of(self, rows: Sequence[str], read: Sequence[str]) -> dict[str, Any]:
         """What a state knows files by: names, sizes and rows in "digests"; names and rows alone in "order",
