@@ -1,13 +1,15 @@
 """A chain of stages as a value, and where its own iteration stands: the object that is looked at, written,
 and loaded.
 
-``trainpipes.Pipeline`` is a record with a method for each stage.
+``trainpipes.Pipeline`` is a record with a ``Method`` for each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -20,7 +22,7 @@ from trainpipes.engine.planning.inputs import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.options import same
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, enter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -261,6 +263,47 @@ class Record(IterableDataset[Any]):
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
         self._iteration.set_epoch(epoch)
+
+
+P = ParamSpec("P")
+
+
+def written_as(
+    function: Callable[..., Any], stage: Any, name: str, *first: inspect.Parameter
+) -> Callable[..., Any]:
+    """A function that makes a stage, with the parameters and the text of the stage's class."""
+    enter(stage)
+    named: Any = function
+    named.__name__, named.__qualname__ = name.rsplit(".", 1)[-1], name
+    named.__doc__, named.__module__ = stage.__doc__, stage.__module__
+    taken = inspect.signature(stage).parameters.values()
+    named.__signature__ = inspect.Signature([*first, *taken], return_annotation="Pipeline")
+    return function
+
+
+class Method(Generic[P]):
+    """A method that adds a stage, with the parameters and the text of its class."""
+
+    def __init__(self, stage: Callable[P, Stage]) -> None:
+        self._stage = stage
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        stage: Any = self._stage
+
+        def add(record: Record, *args: Any, **options: Any) -> Record:
+            return record.then(stage(*args, **options))
+
+        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        self._add = written_as(add, stage, f"{owner.__name__}.{name}", receiver)
+
+    @overload
+    def __get__(
+        self, instance: None, owner: type[AnyRecord]
+    ) -> Callable[Concatenate[AnyRecord, P], AnyRecord]: ...
+    @overload
+    def __get__(self, instance: AnyRecord, owner: Any) -> Callable[P, AnyRecord]: ...
+    def __get__(self, instance: Record | None, owner: Any) -> Any:
+        return self._add if instance is None else MethodType(self._add, instance)
 
 
 def is_pipeline_or_loader(value: Any) -> bool:

@@ -4,18 +4,16 @@ that look at it, write its rows, or hand it to another library.
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
+from typing import TYPE_CHECKING, Any
 
 from trainpipes._internal.checks import one_by_one
 from trainpipes._internal.messages import renamed
-from trainpipes.engine.record import Record
+from trainpipes.engine.record import Method, Record
 from trainpipes.errors import TrainpipesError, shown
-from trainpipes.interfaces.stage import Stage, enter
+from trainpipes.interfaces.stage import enter
 from trainpipes.sources.concat import Concat, Windows, Zip
 from trainpipes.sources.read_arrow import ReadArrow
 from trainpipes.sources.read_bytes import ReadBytes, ReadImages
@@ -26,6 +24,7 @@ from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.sources.read_text import ReadText
 from trainpipes.sources.read_webdataset import ReadWebdataset
+from trainpipes.stages import image_stages
 from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.cache import Cache
 from trainpipes.stages.collate import Collate
@@ -36,15 +35,6 @@ from trainpipes.stages.device import Pin, To
 from trainpipes.stages.features import EncodeCategories, NormalizeColumns
 from trainpipes.stages.filter import Filter, Sample, SampleBy, Split, checked_parts
 from trainpipes.stages.flat_map import Deduplicate, FlatMap
-from trainpipes.stages.image_stages import (
-    CenterCrop,
-    Flip,
-    ImageTransform,
-    Normalize,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-)
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.map import Map, MapBatches, WithColumns
 from trainpipes.stages.order import Balance, Repeat, ShardingFilter, Shuffle, Skip, Take
@@ -60,53 +50,11 @@ if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
     from ray.data import Dataset
 
-    from trainpipes.engine.processes.executors import Executor
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
-    from trainpipes.sources.from_memmap import MemmapDataset
     from trainpipes.stages.features import FittedColumns
     from trainpipes.writers.epoch_rows import MapDataset
-
-P = ParamSpec("P")
-
-
-def written_as(
-    function: Callable[..., Any], stage: Any, name: str, *first: inspect.Parameter
-) -> Callable[..., Any]:
-    """A function that makes a stage, with the parameters and the text of the stage's class."""
-    enter(stage)
-    named: Any = function
-    named.__name__, named.__qualname__ = name.rsplit(".", 1)[-1], name
-    named.__doc__, named.__module__ = stage.__doc__, stage.__module__
-    taken = inspect.signature(stage).parameters.values()
-    named.__signature__ = inspect.Signature([*first, *taken], return_annotation="Pipeline")
-    return function
-
-
-class Method(Generic[P]):
-    """A method that adds a stage, with the parameters and the text of its class."""
-
-    def __init__(self, stage: Callable[P, Stage]) -> None:
-        self._stage = stage
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        stage: Any = self._stage
-
-        def add(pipeline: Pipeline, *args: Any, **options: Any) -> Pipeline:
-            return pipeline.then(stage(*args, **options))
-
-        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        self._add = written_as(add, stage, f"{owner.__name__}.{name}", receiver)
-
-    @overload
-    def __get__(
-        self, instance: None, owner: Any
-    ) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
-    @overload
-    def __get__(self, instance: Pipeline, owner: Any) -> Callable[P, Pipeline]: ...
-    def __get__(self, instance: Pipeline | None, owner: Any) -> Any:
-        return self._add if instance is None else MethodType(self._add, instance)
 
 
 class Pipeline(Record):
@@ -192,13 +140,13 @@ class Pipeline(Record):
     log_mel = Method(LogMel)
     mask_spans = Method(MaskSpans)
     decode_video = Method(DecodeVideo)
-    resize = Method(Resize)
-    center_crop = Method(CenterCrop)
-    random_crop = Method(RandomCrop)
-    random_resized_crop = Method(RandomResizedCrop)
-    flip = Method(Flip)
-    normalize = Method(Normalize)
-    image_transform = Method(ImageTransform)
+    resize = Method(image_stages.Resize)
+    center_crop = Method(image_stages.CenterCrop)
+    random_crop = Method(image_stages.RandomCrop)
+    random_resized_crop = Method(image_stages.RandomResizedCrop)
+    flip = Method(image_stages.Flip)
+    normalize = Method(image_stages.Normalize)
+    image_transform = Method(image_stages.ImageTransform)
     cache = Method(Cache)
     pack = Method(Pack)
     batch = Method(Batch)
@@ -294,7 +242,7 @@ class Pipeline(Record):
             rows: of each batch, rows whose text is shown.
 
         Returns:
-            An object that prints as text, shows itself in a notebook, and has ``to_dict()``.
+            An object that prints as text, and shows itself in a notebook.
 
         Raises:
             DataError: there is no item.
@@ -517,35 +465,7 @@ class Pipeline(Record):
     write_parquet = formats.write_parquet
     write_arrow = formats.write_arrow
     write_json = formats.write_json
-
-    def write_memmap(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dtype: Any = None,
-        ragged: Collection[str] = (),
-        rows_per_file: int | None = None,
-        num_files: int | None = None,
-        overwrite: bool = False,
-        executor: Executor | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> MemmapDataset | None:
-        """Write the rows of an epoch to a memory map. Options are those of
-        ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
-        part.
-
-        >>> import tempfile, trainpipes as tp
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     written = tp.from_tensors(x=[1, 2, 3]).write_memmap(f"{folder}/numbers")
-        ...     len(written), int(written[2]["x"])
-        (3, 3)
-        """
-        from trainpipes.writers.memmap import write_memmap
-
-        return write_memmap(
-            path, self, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
-            overwrite=overwrite, executor=executor, storage_options=storage_options,
-        )  # fmt: skip
+    write_memmap = formats.write_memmap
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
         """Compute the state after each rank has had a number of batches: by arithmetic where row

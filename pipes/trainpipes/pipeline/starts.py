@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import copied, flag, one_by_one, wrong
 from trainpipes._internal.messages import nearest
-from trainpipes.engine.record import of_recipe
+from trainpipes.engine.record import of_recipe, written_as
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.options import in_our_words
 from trainpipes.interfaces.stage import Stage, enter, snake_case
 from trainpipes.interfaces.stage_kinds import Source
-from trainpipes.pipeline.chain import Pipeline, written_as
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.concat import Concat, Zip

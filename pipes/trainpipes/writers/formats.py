@@ -1,4 +1,4 @@
-"""``write_parquet``, ``write_arrow`` and ``write_json``: a pipeline's rows as files."""
+"""A pipeline's rows as files: ``write_parquet``, ``write_arrow``, ``write_json`` and ``write_memmap``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.places import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
+from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.writers.epoch_rows import compact
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.write import ANY, Format, Output, write
@@ -311,3 +312,33 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         f"{column!r}: JSON has no form for {kind}: leave it out with drop_columns(), make text of it with "
         "with_columns(), or write Parquet",
     )
+
+
+def write_memmap(
+    pipeline: Record,
+    path: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    ragged: Collection[str] = (),
+    rows_per_file: int | None = None,
+    num_files: int | None = None,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> MemmapDataset | None:
+    """Write the rows of an epoch to a memory map. Options are those of
+    ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
+    part.
+
+    >>> import tempfile, trainpipes as tp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = tp.from_tensors(x=[1, 2, 3]).write_memmap(f"{folder}/numbers")
+    ...     len(written), int(written[2]["x"])
+    (3, 3)
+    """
+    from trainpipes.writers.memmap import write_memmap
+
+    return write_memmap(
+        path, pipeline, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
+        overwrite=overwrite, executor=executor, storage_options=storage_options,
+    )  # fmt: skip
