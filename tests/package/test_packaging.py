@@ -131,7 +131,7 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
 INTEGRATIONS = {
     "accelerate": ["accelerate.py"],
     "hf": ["../writers/hf_dataset.py", "transformers/__init__.py"],
-    "lightning": ["lightning/__init__.py"],
+    "lightning": ["lightning.py"],
     "ray": ["ray.py", "../writers/ray_dataset.py"],
     "transformers": ["transformers/__init__.py"],
     "trl": ["trl.py", "transformers/__init__.py"],

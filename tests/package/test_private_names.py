@@ -584,7 +584,7 @@ def test_lightning_asks_for_batches_where_that_is_known() -> None:
     assert loop.__module__.startswith(callers.LIGHTNING)
 
 
-@private("lightning", "_mode flattened", "lightning/__init__.py")
+@private("lightning", "_mode flattened", "lightning.py")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_combined_loader_has_its_mode() -> None:
     """A CombinedLoader of mode "max_size" has loaders that have ended, without a position."""
@@ -597,7 +597,7 @@ def test_a_combined_loader_has_its_mode() -> None:
 
 
 @private("lightning", "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
-    "loaders.py")  # fmt: skip
+    "lightning.py")  # fmt: skip
 def test_lightning_counts_the_batches_that_were_trained_on() -> None:
     """The position saved is that of the last batch trained on."""
     trainer = resolve_name("lightning.pytorch:Trainer")(

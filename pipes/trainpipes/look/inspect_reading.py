@@ -47,8 +47,8 @@ from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.from_memmap import FromMemmap
 from trainpipes.sources.mapped_rows import is_memmap
 from trainpipes.sources.read_arrow import ReadArrow, saved_files
-from trainpipes.sources.read_bytes import ReadImages
 from trainpipes.sources.read_csv import ReadCsv
+from trainpipes.sources.read_files import ReadImages
 from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet

@@ -16,9 +16,8 @@ from trainpipes.errors import TrainpipesError, shown
 from trainpipes.interfaces.stage import enter
 from trainpipes.sources.concat import Concat, Windows, Zip
 from trainpipes.sources.read_arrow import ReadArrow
-from trainpipes.sources.read_bytes import ReadBytes, ReadImages
 from trainpipes.sources.read_csv import ReadCsv
-from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_files import ReadBytes, ReadFiles, ReadImages
 from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet

@@ -28,9 +28,8 @@ from trainpipes.sources.from_memmap import FromMemmap, MemmapDataset
 from trainpipes.sources.from_torchdata import FromTorchdata
 from trainpipes.sources.mix import Mix
 from trainpipes.sources.read_arrow import FromArrow, ReadArrow
-from trainpipes.sources.read_bytes import ReadBytes, ReadImages
 from trainpipes.sources.read_csv import ReadCsv
-from trainpipes.sources.read_files import ReadFiles
+from trainpipes.sources.read_files import ReadBytes, ReadFiles, ReadImages
 from trainpipes.sources.read_json import ReadJson
 from trainpipes.sources.read_numpy import ReadNumpy
 from trainpipes.sources.read_parquet import ReadParquet

@@ -1,22 +1,43 @@
+"""``read_files``: files by functions or formats; ``read_bytes`` and ``read_images``: a row for each file."""
+
 from __future__ import annotations
 
+import hashlib
+import math
 import os
+import posixpath
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY
+from functools import partial
+from itertools import islice, pairwise, repeat
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 
-from trainpipes._internal.checks import require, several
+from trainpipes import errors
+from trainpipes._internal.checks import IntArray, repeated, require, several
+from trainpipes._internal.messages import nearest
+from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
+from trainpipes.columns.content import table_digest
+from trainpipes.engine.planning.row_names import names_below
 from trainpipes.errors import ConfigError, shown
+from trainpipes.filesystems.retry import Requests, Retry
+from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.options import identify, show
+from trainpipes.interfaces.source import Place, RandomAccessSource
 from trainpipes.interfaces.stage import Stage
-from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files import file_reader, formats
+from trainpipes.sources.files.block_reader import Ahead, explained
+from trainpipes.sources.files.file_bytes import FileBytes, without
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource, scanned
 from trainpipes.sources.files.formats import BadFileError, Columns, Format, Layout
+from trainpipes.sources.files.list_files import FileList, ListFiles
+from trainpipes.sources.files.remote_bytes import open_bytes
 
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
@@ -139,3 +160,289 @@ class ReadFiles(FileReader, has_blocks=True, versioned="fn"):
             listed, format, str(self), self.name,
             columns=self.columns, schema=self.schema, known=known, **more,
         )  # fmt: skip
+
+
+#: Bytes of an Arrow column of bytes, at most, and of a file.
+MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
+#: Files of a block, by default.
+BLOCK_ROWS = 256
+
+
+class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
+    """Reads whole files: a row for each, with ``path`` and ``bytes``.
+
+    A file is read when its batch is made: a shuffle's buffer costs 8 bytes a file. Put many small remote
+    files in tar archives, for ``read_webdataset``.
+
+    Args:
+        block_rows: files in a block (a shuffle permutes blocks first).
+        storage_options: more options of fsspec; never shown or saved.
+
+    Raises:
+        DataChangedError: a file has changed since it was listed.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("a.bin", "b.bin"):
+    ...     _ = (folder / name).write_bytes(name.encode() * 2)
+    >>> [row["bytes"] for row in tp.list_files(folder).read_bytes()]
+    [b'a.bina.bin', b'b.binb.bin']
+    """
+
+    _: KW_ONLY
+    block_rows: int = BLOCK_ROWS
+    storage_options: Mapping[str, Any] | None = None
+
+    def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
+        return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
+
+
+class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
+    """A row for each file, opened when it is read. A block is several files."""
+
+    by_number = True
+    holds_numbers = True
+    schema: pa.Schema
+
+    def __init__(
+        self, files: FileList, more: pa.Table | None, block_rows: int, caller: str
+    ) -> None:
+        self.files, self.sizes = files, files.sizes
+        self.more = None if more is None or not more.num_columns else more
+        self._begins = file_reader.cut_evenly(len(files), block_rows)
+        self.lengths = np.diff(self._begins)
+        known = files.sizes[files.sizes >= 0]
+        self.row_bytes = float(known.mean()) if len(known) else None
+        plain = [pa.field("path", pa.string()), pa.field("bytes", pa.binary())]
+        self.schema = pa.schema([*plain, *(() if more is None else more.schema)])
+        large = np.flatnonzero(files.sizes > MOST_FILE)
+        if len(large):
+            file = int(large[0])
+            raise errors.UnreadableError(
+                f"{caller}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
+                f"{MOST_FILE:,} at most: leave it out with {without(files.names[file])}",
+                path=files.names[file],
+                stage=caller,
+            )
+
+    def rows(self, block: int) -> range:
+        return range(*self._begins[block : block + 2].tolist())
+
+    def reader(self) -> WholeFilesReader:
+        return WholeFilesReader(self)
+
+    def taker(self) -> WholeFilesReader:
+        return WholeFilesReader(self)
+
+    def take(self, index: IntArray) -> pa.Table:
+        return WholeFilesReader(self).take(index)
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(self.files.names[self.rows(block)[row]])
+
+    def fingerprint(self) -> dict[str, Any]:
+        digests = self.fingerprint_of(["1"] * len(self.files), [""] * len(self.files))
+        return digests if self.more is None else digests | {"labels": table_digest(self.more)[:16]}
+
+    def block_key(self, block: int) -> Any:
+        rows, digest = self.rows(block), hashlib.sha256()
+        for n in rows:
+            about = (self._relative_names[n], int(self.sizes[n]), self.files.stamps[n])
+            digest.update(repr(about).encode())
+        more = "" if self.more is None else table_digest(self.more.slice(rows.start, len(rows)))
+        return [digest.hexdigest(), more]
+
+    def describe(self) -> list[tuple[str, str]]:
+        lines = [("files", f"{len(self.files):,}, one a row")]
+        if self.row_bytes is not None:
+            lines.append(("bytes", f"{errors.amount(self.row_bytes)} a file on average"))
+        return lines
+
+
+class WholeFilesReader:
+    """Reads whole files, remote ones ahead. Any thread may ask."""
+
+    def __init__(self, source: WholeFiles) -> None:
+        files = self._files = source.files
+        self._source, requests = source, Requests(files.retry)
+        weakref.finalize(self, requests.stop)
+        self._content = partial(_content, files, requests)
+        self._ahead = Ahead(self._content, lambda n: max(0.0, files.sizes[n]), files.prefetch_bytes)
+
+    def expect(
+        self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
+    ) -> None:
+        each = zip(blocks, turns or repeat(0.0), strict=False)
+        self._expect({n: turn for block, turn in each for n in self._source.rows(block)}, most=most)
+
+    def coming(self, index: IntArray) -> None:
+        self._expect(dict.fromkeys(index.tolist(), 0.0), more=True)
+
+    def _expect(self, turns: dict[int, float], more: bool = False, most: float = math.inf) -> None:
+        if not self._source.is_local:
+            there = [n for n in turns if not is_local(self._files.system(n))]
+            self._ahead.expect(there, more, [turns[n] for n in there], most)
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        return self._table(self._source.rows(block)[start:stop])
+
+    def take(self, index: IntArray) -> pa.Table:
+        self.coming(index)
+        return self._table(index.tolist())
+
+    def _table(self, numbers: Sequence[int]) -> pa.Table:
+        sizes = self._files.sizes[np.asarray(numbers, dtype=np.int64)]
+        contents: Iterator[memoryview] = map(self._taken, numbers)
+        if (sizes < 0).any():  # a server tells them with the bytes
+            whole = list(contents)
+            contents, sizes = iter(whole), np.array([len(each) for each in whole])
+        batches = []
+        for start, stop in pairwise(file_reader.cut_by_bytes(sizes, MOST_BYTES).tolist()):
+            names = [self._files.names[n] for n in numbers[start:stop]]
+            bytes_ = python_to_arrow(list(islice(contents, stop - start)), pa.binary())
+            columns = [python_to_arrow(names, pa.string()), bytes_]
+            if self._source.more is not None:
+                index = to_arrow(np.array(numbers[start:stop], dtype=np.int64))
+                columns += map(one_chunk, self._source.more.take(index).columns)
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=self._source.schema))
+        return pa.Table.from_batches(batches, self._source.schema)
+
+    def _taken(self, file: int) -> memoryview:
+        with explained(Place(self._files.names[file]), kinds=()):
+            content = None if self._source.is_local else self._ahead.take(file)
+            return self._content(file) if content is None else content
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _content(files: FileList, requests: Requests, file: int) -> memoryview:
+    data = open_bytes(files, file, requests)
+    return data.read([(0, data.size)])[0]
+
+
+#: What the column of a labels file with the images' names may be called.
+NAMES = ("file_name", "filename", "file", "path", "image")
+
+
+class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
+    """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
+
+    A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
+    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``, for ``decode_image`` after the shuffle. With
+    ``labels="folder"`` they also have ``class``, the folder's name, and ``label``, its number by name, and
+    come class by class as in torchvision's ``ImageFolder``.
+
+    Args:
+        labels: "folder"; or the path of a CSV with a column of image names (``file_name``, ``filename``,
+            ``file``, ``path`` or ``image``), relative to the CSV or the listed folder; its other columns are
+            added. None for neither.
+        block_rows: images in a block (a shuffle permutes blocks first).
+        storage_options: more options of fsspec; never shown or saved.
+
+    Raises:
+        ConfigError: an image lies in no folder of a class.
+        SchemaError: the CSV has no row for an image, or several.
+        DataChangedError: a file has changed since it was listed.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("dog/1.png", "cat/2.png", "cat/10.png"):
+    ...     (folder / name).parent.mkdir(exist_ok=True)
+    ...     _ = (folder / name).write_bytes(b"...")
+    >>> rows = tp.list_files(folder).read_images()
+    >>> [(row["path"].rsplit("/")[-1], row["class"], row["label"]) for row in rows]
+    [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
+    """
+
+    free = frozenset({"labels"})
+
+    labels: str | os.PathLike[str] | None = "folder"
+    _: KW_ONLY
+    block_rows: int = BLOCK_ROWS
+    storage_options: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
+        good = labels is None or (isinstance(labels, str) and labels)
+        self._require(good, "labels", '"folder", the path of a CSV, or None')
+        self._set(labels=labels)
+
+    def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
+        listed = self.listed(files)
+        more = None
+        if self.labels == "folder":
+            listed, more = _by_folder(listed, _below(files[0], listed), str(self))
+        elif self.labels is not None:
+            more = self._by_csv(listed, _below(files[0], listed))
+        return WholeFiles(listed, more, self.block_rows, str(self))
+
+    def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
+        path = str(self.labels)
+
+        def unfit(why: str) -> errors.SchemaError:
+            return errors.SchemaError(f"{self}: {path} {why}", path=path)
+
+        table = _read_csv(path, self.storage_options, files.retry)
+        column = next((name for name in NAMES if name in table.column_names), None)
+        if column is None:
+            there = f"one of {list(NAMES)}; there are {table.column_names}"
+            raise unfit(f"needs a column with the images' names, {there}")
+        for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
+            raise unfit(f"has a column {name!r}, as rows have one already: rename it")
+        names = table.column(column).cast(pa.string()).to_pylist()
+        if twice := repeated(names):
+            raise unfit(f"has two rows for {twice[0]!r}: leave one out")
+        rows = {name: row for row, name in enumerate(names)}
+        folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
+        rows_of_files = []
+        for name, short in zip(files.names, below, strict=True):
+            beside = name.removeprefix(f"{folder}/")
+            rows_of_files.append(rows.get(beside, rows.get(short, rows.get(name, -1))))
+            if rows_of_files[-1] < 0:
+                raise unfit(
+                    f"has no row for {name}{nearest(short, names)}: add one, or leave the image out with "
+                    f"{without(name)}"
+                )
+        return table.drop_columns([column]).take(to_arrow(np.array(rows_of_files, dtype=np.int64)))
+
+
+def _below(stage: Stage, files: FileList) -> list[str]:
+    assert isinstance(stage, ListFiles)
+    urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
+    return names_below(urls, files.known_names()) or files.relative_names()
+
+
+def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList, pa.Table]:
+    loose = next((n for n, name in enumerate(below) if "/" not in name), None)
+    if loose is not None:
+        raise errors.ConfigError(
+            f"{caller}: {files.names[loose]} lies in no folder of a class: list the folder above those of "
+            "the classes, or take labels=None",
+            path=files.names[loose],
+        )
+    # As ImageFolder sorts them: by class, folder and name, each as text.
+    order = sorted(
+        range(len(below)),
+        key=lambda n: (below[n].split("/", 1)[0], *posixpath.split(below[n])),
+    )
+    classes = [below[n].split("/", 1)[0] for n in order]
+    names = sorted(set(classes))
+    number = {name: label for label, name in enumerate(names)}
+    labels = np.array([number[name] for name in classes], dtype=np.int64)
+    more = pa.table({"class": python_to_arrow(classes, pa.string()), "label": to_arrow(labels)})
+    return files.pick(np.array(order, dtype=np.int64)), more
+
+
+def _read_csv(path: str, options: Mapping[str, Any] | None, retry: Retry) -> pa.Table:
+    listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
+    data = open_bytes(listed, 0)
+    try:
+        return pyarrow.csv.read_csv(pa.BufferReader(data.read([(0, data.size)])[0]))
+    except pa.ArrowException as error:
+        raise errors.UnreadableError(
+            f"read_images(labels): {path} cannot be read as CSV: "
+            f"{formats.one_line(error)}; give the path of a CSV with a line for each image",
+            path=path,
+        ) from error

@@ -26,18 +26,9 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.places import OutputFile, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.read_columns import Even, Opaque, Ragged, null_cell, of_arrow, row_at
+from trainpipes.sources import mapped_rows
 from trainpipes.sources.from_memmap import MemmapDataset
-from trainpipes.sources.mapped_rows import (
-    DTYPES,
-    HEADER,
-    Array,
-    Column,
-    Header,
-    Layout,
-    file_endings,
-    npy_header,
-    offsets_ending,
-)
+from trainpipes.sources.mapped_rows import Array, Layout
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups
 from trainpipes.writers.write import Format, Output, write, write_once
 
@@ -80,7 +71,7 @@ class NpyFile:
     def __init__(self, file: OutputFile, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
         self._file, self._dtype, self._shape = file, dtype, shape
-        file.write(npy_header(dtype, (0, *shape)))
+        file.write(mapped_rows.npy_header(dtype, (0, *shape)))
         file.check = 0
 
     def write(self, array: Array) -> None:
@@ -90,7 +81,7 @@ class NpyFile:
 
     def close(self) -> int:
         """Write how many rows there are; gives the CRC-32 of the bytes after the header."""
-        self._file.write_beginning(npy_header(self._dtype, (self.rows, *self._shape)))
+        self._file.write_beginning(mapped_rows.npy_header(self._dtype, (self.rows, *self._shape)))
         return self._file.check
 
 
@@ -107,11 +98,11 @@ class ColumnFile:
     ) -> None:
         dtype = named or empty.values.dtype.newbyteorder("=").name
         shape, self.ragged = empty.values.shape[1:], isinstance(empty, Ragged)
-        self._column = Column(name, dtype, shape, self.ragged)
+        self._column = mapped_rows.Column(name, dtype, shape, self.ragged)
         self._values = NpyFile(part.beside(ending), dtype, shape)
         self._offsets: NpyFile | None = None
         if self.ragged:
-            self._offsets = NpyFile(part.beside(offsets_ending(ending)), "int64", ())
+            self._offsets = NpyFile(part.beside(mapped_rows.offsets_ending(ending)), "int64", ())
             self._offsets.write(np.zeros(1, np.int64))
 
     def write(self, column: Ragged | Even, row: int) -> None:
@@ -131,7 +122,7 @@ class ColumnFile:
             )  # fmt: skip
         self._values.write(found)
 
-    def close(self) -> Column:
+    def close(self) -> mapped_rows.Column:
         found = replace(self._column, crc32=self._values.close(), values=self._values.rows)
         return replace(found, offsets_crc32=self._offsets.close()) if self._offsets else found
 
@@ -159,7 +150,7 @@ class PartFile:
             name: ColumnFile(
                 name, arrays_of(empty[name], name, name in ragged, 0), asked.get(name), file, ending
             )
-            for name, ending in zip(names, file_endings(names), strict=True)
+            for name, ending in zip(names, mapped_rows.file_endings(names), strict=True)
         }
         odd = [name for name, column in self._columns.items() if column.ragged]
         if layout == "tuple" and odd:
@@ -176,7 +167,7 @@ class PartFile:
     def close(self) -> None:
         columns = tuple(column.close() for column in self._columns.values())
         self.columns = {column.name: column.type for column in columns}
-        self._file.write(Header(self._rows, self._layout, columns).pack())
+        self._file.write(mapped_rows.Header(self._rows, self._layout, columns).pack())
 
 
 __all__ = ["read_memmap", "write_memmap"]
@@ -270,7 +261,7 @@ def _form(layout: Layout, dtypes: Any, ragged: list[str]) -> Format:
     options = {"dtype": dtypes, "ragged": sorted(ragged)}
     opened = partial(PartFile, layout, dtypes, ragged)
     sizes = GROUP_ROWS, min(GROUP_BYTES, PART_BYTES), PART_BYTES
-    return Format(CALLER, HEADER, opened, options, *sizes, ".x.npy")
+    return Format(CALLER, mapped_rows.HEADER, opened, options, *sizes, ".x.npy")
 
 
 def _dtypes(dtype: Any) -> Any:
@@ -287,7 +278,7 @@ def _dtypes(dtype: Any) -> Any:
 
 def _dtype(dtype: Any) -> str:
     found = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
-    if found.name not in DTYPES:
+    if found.name not in mapped_rows.DTYPES:
         raise TypeError
     return found.name
 
