@@ -104,7 +104,7 @@ class FittedColumns(Report):
             counts = {name: list(columns[2]) for name, columns in listed.items()}
             return FittedColumns(content["rows"], content["numbers"], categories, counts)
         except FileNotFoundError:
-            way = "pipe.fit_columns(...).save(path) writes one"
+            way = "pipe.fit_columns(...).save(path) writes one; columns are given as a dict"
             raise MissingFilesError(f"no file {place}: {way}", path=str(place)) from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             rule = "must be a file that FittedColumns.save wrote"
