@@ -330,9 +330,7 @@ def test_a_profile_that_cannot_begin_does_not_keep_others_from_it(
 ) -> None:
     plain = DataLoader(tp.from_dataset(range(20)).batch(2), batch_size=None, num_workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "trainpipes.look.profiling.profile.folder_of", lambda _: tmp_path / "no" / "such"
-        )
+        patch.setattr("trainpipes._internal.activity.folder_of", lambda _: tmp_path / "no" / "such")
         with pytest.raises(FileNotFoundError):
             tp.profile(plain).__enter__()
     loader = tp.Loader(tp.from_dataset(range(20)).batch(2), threads=0)
