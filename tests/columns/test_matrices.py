@@ -1,4 +1,4 @@
-"""Wide tables: columns side by side in memory give the batches that column by column gives."""
+"""Wide tables: columns of one type together give the batches that column by column gives."""
 
 from __future__ import annotations
 
@@ -46,19 +46,39 @@ def parts(table: pa.Table, *sizes: int) -> list[pa.Table]:
     return [table.slice(a, b - a) for a, b in pairwise(edges)]
 
 
-def test_joined_columns_of_one_type_are_gathered_as_one_array() -> None:
+def test_joined_columns_of_one_type_are_found_together() -> None:
     table = join_payloads(parts(TABLE, 100, 1, 300, 199))
     assert table.equals(TABLE)
     table.validate(full=True)
-    found = payload.matrices(table)
-    assert sorted(len(matrix.places) for matrix in found) == [12, 12, 12]
+    found = payload.numbers_of(table)
+    assert sorted(len(numbers.places) for numbers in found) == [12, 12, 12]
     index = np.random.default_rng(1).permutation(ROWS)[:50]
-    for matrix in found:
-        rows, whole = matrix.gathered(index), matrix.gathered(None)
-        for place, some, values in zip(matrix.places, rows, whole, strict=True):
+    for numbers in found:
+        rows, whole = numbers.picked(index), numbers.picked(None)
+        for place, some, values in zip(numbers.places, rows, whole, strict=True):
             column = TABLE.column(place)
             assert some.tolist() == column.take(pa.array(index)).to_pylist()
             assert values.tolist() == column.to_pylist()
+            assert np.shares_memory(numbers.picked(np.arange(5, 60))[0], whole[0])
+
+
+def test_joined_tables_are_put_in_order() -> None:
+    columns = dict(zip(TABLE.column_names, TABLE.columns, strict=True))
+    columns["float3"] = pa.array(
+        [None if n % 7 == 0 else float(n) for n in range(ROWS)], pa.float32()
+    )
+    columns["lists"] = pa.array([[n] * (n % 3) for n in range(ROWS)])
+    columns["days"] = pa.array(range(ROWS), pa.date32())
+    table = pa.table(columns)
+    order = np.random.default_rng(2).permutation(ROWS)
+    wide = payload.join_in_order(iter(parts(table, 200, 0, 1, 399)), ROWS, lambda rows: order)
+    assert wide[1] is order
+    assert wide[0].equals(table.take(pa.array(order)))  # type: ignore[union-attr]
+    assert all(column.num_chunks == 1 for column in wide[0].columns)  # type: ignore[union-attr]
+    narrow = table.select(["id", "text"])
+    joined, kept = payload.join_in_order(iter(parts(narrow, 200, 400)), ROWS, lambda rows: order)
+    assert kept is None
+    assert joined.equals(narrow)  # type: ignore[union-attr]
 
 
 def test_columns_with_nulls_and_those_of_other_tables_are_left_alone() -> None:
@@ -66,18 +86,18 @@ def test_columns_with_nulls_and_those_of_other_tables_are_left_alone() -> None:
     columns["float3"] = pa.chunked_array([[None, *[1.5] * (ROWS - 1)]], pa.float32())
     table = join_payloads(parts(pa.table(columns), 250, 350))
     assert table.equals(pa.table(columns))
-    names = [{table.column_names[n] for n in m.places} for m in payload.matrices(table)]
+    names = [{table.column_names[n] for n in m.places} for m in payload.numbers_of(table)]
     assert not any("float3" in some for some in names)
-    assert {f"float{n}" for n in range(4, 12)} in names  # 0 to 2 are too few
+    assert {f"float{n}" for n in range(12) if n != 3} in names
     apart = pa.table({f"x{n}": pa.array(range(5)) for n in range(7)})
-    assert payload.matrices(apart) == ()
+    assert payload.numbers_of(apart) == ()
 
 
 def test_what_is_known_of_a_table_goes_with_it() -> None:
     table = join_payloads(parts(TABLE, 300, 300))
-    (first, *_) = payload.matrices(table)
-    assert payload.matrices(table)[0] is first
-    held = weakref.ref(first.spaced)
+    (first, *_) = payload.numbers_of(table)
+    assert payload.numbers_of(table)[0] is first
+    held = weakref.ref(first.columns[0])
     del table, first
     gc.collect()
     assert held() is None
@@ -87,10 +107,10 @@ def test_a_part_of_a_table_and_some_of_its_columns() -> None:
     table = join_payloads(parts(TABLE, 300, 300))
     names = [f"double{n}" for n in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
     some = table.slice(17, 80).select(["id", *names])
-    (matrix,) = payload.matrices(some)
-    assert matrix.gathered(None).tolist() == [some[name].to_pylist() for name in names]
+    (numbers,) = payload.numbers_of(some)
+    assert [c.tolist() for c in numbers.picked(None)] == [some[name].to_pylist() for name in names]
     index = np.array([3, 79, 0])
-    assert matrix.gathered(index)[2].tolist() == some["double2"].take(pa.array(index)).to_pylist()
+    assert numbers.picked(index)[2].tolist() == some["double2"].take(pa.array(index)).to_pylist()
 
 
 CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {

@@ -108,6 +108,11 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
     return column.cast(pa.bool_()) if is_bool else column
 
 
+def places_to_arrow(places: IntArray, rows: int) -> pa.Array:
+    """Places among so many rows, as Arrow takes them fastest."""
+    return to_arrow(places.astype(np.uint32) if rows <= 1 << 32 else places)
+
+
 def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Python values of a type as an Arrow array; all but numbers, texts, bytes and lists of them by
     pyarrow.

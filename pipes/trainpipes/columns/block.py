@@ -17,6 +17,7 @@ from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import has_text, holds, is_utf8, list_lengths, stretches
 from trainpipes.columns.payload import (
     Payload,
+    first_of_consecutive,
     join_payloads,
     payload_bytes,
     payload_row_bytes,
@@ -81,7 +82,12 @@ class Piece:
         return Piece(self.data, self.index[start:stop])
 
     def gathered(self) -> Payload:
-        return self.data if self.index is None else take_payload(self.data, self.index)
+        if self.index is None:
+            return self.data
+        start = first_of_consecutive(self.index)
+        if start is not None:
+            return slice_payload(self.data, start, start + len(self.index))
+        return take_payload(self.data, self.index)
 
 
 def _one(pieces: Sequence[Piece]) -> Piece:

@@ -3,20 +3,20 @@ common first dimension (``from_tensors``); or a ``list`` of Python objects, one 
 or after a row function). And how parts of it are joined.
 
 Arrow tables are joined as they come, so that each one's memory serves for decoding the next. Of tables of
-hundreds of columns, those of the same type lie side by side, as an array ``[columns, rows]``: a call for
-each column takes longer than its values do.
+many columns the numbers wait until all are there: then Arrow copies those of several columns in a call,
+in the order in which the rows are given.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from numpy.lib.stride_tricks import as_strided
+import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns import arrays
@@ -27,30 +27,37 @@ from trainpipes.errors import SchemaError
 
 #: Columns of the same type from which it is worth it.
 LEAST_COLUMNS = 8
+#: Columns that are put in order at a time, after which the memory that they had is free.
+AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
-    """Columns of a table, at ``places`` in it. ``spaced`` ``[columns, items]`` is their memory, each up to
-    the next column: the first ``rows`` items are a column's values, and nothing else may be read.
-    """
+class Numbers:
+    """Columns of a table of the same type, at ``places`` in it: the values of each, ``[rows]``."""
 
     kind: pa.DataType
     places: tuple[int, ...]
-    spaced: arrays.Array
-    rows: int
+    columns: Sequence[arrays.Array]
 
-    def gathered(self, index: IntArray | None) -> arrays.Array:
-        """The rows at ``index``, ``[columns, rows]``, or all if None; a view where they follow each other."""
+    def picked(self, index: IntArray | None) -> Sequence[arrays.Array]:
+        """The rows at ``index``, or all if None; views where they follow each other."""
         if index is None:
-            return self.spaced[:, : self.rows]
-        start, count = int(index[0]) if len(index) else 0, len(index)
-        if (index == np.arange(start, start + count)).all():
-            return self.spaced[:, start : start + count]
-        return self.spaced.take(index, axis=1)  # NumPy first copies arrays that are not contiguous
+            return self.columns
+        start = first_of_consecutive(index)
+        if start is not None:
+            return [values[start : start + len(index)] for values in self.columns]
+        return [values.take(index) for values in self.columns]
 
 
-def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
+def first_of_consecutive(index: IntArray) -> int | None:
+    """Where rows begin that follow each other; None of others."""
+    start, count = int(index[0]) if len(index) else 0, len(index)
+    if count and index[-1] - start != count - 1:
+        return None
+    return start if (index == np.arange(start, start + count)).all() else None
+
+
+def number_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
     """Types of numbers that many columns have, with the columns' places."""
     if len(schema) < LEAST_COLUMNS:
         return {}
@@ -66,67 +73,32 @@ def matrix_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
 
 
 def is_wide(schema: pa.Schema) -> bool:
-    """Whether most columns are numbers that lie side by side."""
-    return 2 * sum(map(len, matrix_kinds(schema).values())) > len(schema)
+    """Whether most columns are numbers of a type that many have."""
+    return 2 * sum(map(len, number_kinds(schema).values())) > len(schema)
 
 
-def matrices(table: pa.Table) -> tuple[Matrix, ...]:
-    """What lies side by side in a table: columns without nulls, evenly spaced in memory, which these hold."""
+def numbers_of(table: pa.Table) -> tuple[Numbers, ...]:
+    """The columns of numbers without nulls, each in one piece, of types that many have. Each holds its memory."""
     if table.num_columns < LEAST_COLUMNS or not len(table):
         return ()
     return _of_table(table)
 
 
 @arrays.once_for_each
-def _of_table(table: pa.Table) -> tuple[Matrix, ...]:
+def _of_table(table: pa.Table) -> tuple[Numbers, ...]:
     return tuple(_found(table))
 
 
-def _found(table: pa.Table) -> Iterator[Matrix]:
-    for kind, places in matrix_kinds(table.schema).items():
-        columns = [table.column(place) for place in places]
-        whole = [
-            column.chunk(0) if column.num_chunks == 1 and not column.null_count else None
-            for column in columns
-        ]
-        width = kind.bit_width // 8
-        begins = [
-            -1 if array is None else array.buffers()[1].address + array.offset * width
-            for array in whole
-        ]
-        start = 0
-        for stop in _evenly_spaced(begins, len(table) * width):
-            step = 0 if stop == start + 1 else begins[start + 1] - begins[start]
-            if stop - start >= LEAST_COLUMNS and step % width == 0:
-                shape = stop - start, step // width
-                first = np.asarray(_Memory(whole[start:stop]))
-                spaced = as_strided(first, shape, (step, width), writeable=False)
-                yield Matrix(kind, tuple(places[start:stop]), spaced, len(table))
-            start = stop
-
-
-class _Memory:
-    """The values of the first of some columns, as an array that holds the memory of all of them."""
-
-    def __init__(self, columns: list[Any]) -> None:
-        self._columns = columns
-        self.__array_interface__ = arrays.to_numpy(columns[0]).__array_interface__
-
-
-def _evenly_spaced(begins: list[int], least: int) -> Iterator[int]:
-    """Where each stretch of columns ends that begin evenly spaced, at least so many bytes apart.
-
-    >>> list(_evenly_spaced([0, 8, 16, 40, 48, -1, 64], 8))
-    [3, 5, 6, 7]
-    """
-    start = 0
-    for place in range(1, len(begins)):
-        step = begins[place] - begins[place - 1]
-        even = place == start + 1 or step == begins[start + 1] - begins[start]
-        if not even or step < least or begins[place - 1] < 0:
-            yield place
-            start = place
-    yield len(begins)
+def _found(table: pa.Table) -> Iterator[Numbers]:
+    for kind, places in number_kinds(table.schema).items():
+        dtype, found = arrays.dtype_of(kind), dict[int, arrays.Array]()
+        assert dtype is not None
+        for place in places:
+            column = table.column(place)
+            if column.num_chunks == 1 and not column.null_count:
+                found[place] = arrays.numbers(column.chunk(0), dtype)
+        if len(found) >= LEAST_COLUMNS:
+            yield Numbers(kind, tuple(found), list(found.values()))
 
 
 #: Bytes from which it matters.
@@ -145,45 +117,65 @@ def unlike(first: pa.Schema, second: pa.Schema) -> SchemaError:
 
 
 class Joining:
-    """Tables joined in turn, into columns with room for about ``rows`` rows."""
+    """Tables joined in turn, into columns with room for about ``rows`` rows. Of wide tables the numbers stay
+    where they are until all rows are there, and are then copied once.
+    """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._schema: pa.Schema | None = None
-        self._columns: list[_Column] = []
+        #: Columns by their places, but the numbers of a wide table; and tables of these.
+        self._columns: dict[int, _Column] = {}
+        self._numbers: list[int] = []
+        self._tables: list[pa.Table] = []
         self.rows = 0
-        #: Whether most columns are numbers that lie side by side.
+        #: Whether most columns are numbers of a type that many have.
         self.is_wide = False
 
     def add(self, table: pa.Table) -> None:
         """The next rows, copied, or referred to where they are few or the last."""
         if self._schema is None:
-            self._schema = table.schema
-            self._columns = [_Column(field.type) for field in table.schema]
-            self._lay_side_by_side(len(table))
+            self._begin(table.schema)
         elif table.schema != self._schema:
             raise unlike(self._schema, table.schema)
         self.rows += len(table)
         share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
-        for column, chunks in zip(self._columns, table.columns, strict=True):
-            column.add(chunks, share)
+        if self._numbers:
+            self._tables.append(table.select(self._numbers))
+        for place, column in self._columns.items():
+            column.add(table.column(place), share)
 
-    def _lay_side_by_side(self, rows: int) -> None:
-        """Give columns of the same type, if there are many, room in a shared array."""
-        assert self._schema is not None
-        room = rows if self._rows <= rows else int(self._rows * MARGIN) + 1
-        kinds = matrix_kinds(self._schema)
-        self.is_wide = is_wide(self._schema)
-        for kind, places in kinds.items():
-            rooms = np.empty((len(places), room), arrays.dtype_of(kind))
-            for place, column_room in zip(places, rooms, strict=True):
-                self._columns[place].fill(column_room)
+    def _begin(self, schema: pa.Schema) -> None:
+        self._schema, self.is_wide = schema, is_wide(schema)
+        for place, kind in enumerate(schema.types):
+            if self.is_wide and arrays.is_number(kind):
+                self._numbers.append(place)
+            else:
+                self._columns[place] = _Column(kind)
 
     def table(self, order: IntArray | None = None) -> pa.Table:
-        """The rows, at these places if ``order`` is given."""
+        """The rows, at these places if ``order`` is given. To be asked for once."""
         assert self._schema is not None
-        columns = [column.joined(order) for column in self._columns]
-        return pa.table(columns, schema=self._schema)
+        columns = dict(zip(self._numbers, self._numbers_joined(order), strict=True))
+        columns |= {place: column.joined(order) for place, column in self._columns.items()}
+        return pa.table([columns[place] for place in range(len(columns))], schema=self._schema)
+
+    def _numbers_joined(self, order: IntArray | None) -> Iterator[pa.ChunkedArray]:
+        """The numbers of a wide table, each in one piece; what they were made of is let go meanwhile."""
+        if not self._numbers:
+            return
+        table = pa.concat_tables(self._tables)
+        places = range(len(self._numbers))
+        some = [table.select(places[n : n + AT_A_TIME]) for n in places[::AT_A_TIME]]
+        self._tables = []
+        del table
+        index = None if order is None else arrays.places_to_arrow(order, self.rows)
+        while some:
+            columns = some.pop(0)
+            if index is None:
+                yield from columns.combine_chunks().columns
+            else:
+                yield from pc.take(columns, index, boundscheck=False).columns
 
 
 class _Column:
@@ -196,22 +188,12 @@ class _Column:
         plain = pa.types.is_integer(inner) or pa.types.is_floating(inner)
         self._can_be_copied = kind in arrays.TEXTS or plain  # Arrow joins all others
         self._room: arrays.Array | None = None
-        self._is_number = False
         self._count = 0  # values in it
         self._lengths: list[arrays.Array] = []  # of rows, where those differ
         self._chunks: list[Any] = []
 
-    def fill(self, room: arrays.Array) -> None:
-        """Copy the rows to come, numbers, into this array, as long as they fit."""
-        self._room, self._is_number = room, True
-
     def add(self, column: pa.ChunkedArray, share: float) -> None:
         """The next rows; in all there will be about ``share`` times as many, or if 0 no more."""
-        if self._is_number and not self._chunks and not column.null_count:
-            assert self._room is not None
-            for chunk in column.chunks:  # the usual case of many columns, in few calls
-                self._write(arrays.numbers(chunk, self._room.dtype), 0)
-            return
         copies = self._room is not None or (
             self._can_be_copied and share > 0 and column.nbytes * share >= LARGE
         )
@@ -250,10 +232,7 @@ class _Column:
     def joined(self, order: IntArray | None = None) -> Any:
         if order is None:
             return self._joined()
-        if self._room is None or self._chunks or self._is_ragged:
-            return arrays.gathered(arrays.one_chunk(self._joined()), order)
-        self._room[: self._count] = self._room[: self._count].take(order, mode="clip")
-        return self._joined()
+        return arrays.gathered(arrays.one_chunk(self._joined()), order)
 
     def _joined(self) -> Any:
         has_rows = self._count or self._lengths

@@ -67,11 +67,11 @@ class Cursors:
 
     def compact(self) -> Cursors:
         """The same positions without the states that none of them counts from."""
-        used, which = np.unique(self.which, return_inverse=True)
-        if len(used) == len(self.bases):
+        used = np.bincount(self.which, minlength=len(self.bases)) > 0
+        if used.all():
             return self
-        bases = tuple(self.bases[k] for k in used.tolist())
-        return Cursors(bases, which.reshape(-1).astype(np.int64), self.rows)
+        bases = tuple(self.bases[k] for k in np.flatnonzero(used).tolist())
+        return Cursors(bases, (np.cumsum(used) - 1)[self.which], self.rows)
 
     @staticmethod
     def join(parts: Sequence[Cursors]) -> Cursors:

@@ -42,9 +42,24 @@ def permutation(n: int, seed: int, *path: int | str) -> IntArray:
     [0, 1, 3, 4, 2]
     """
     raw = np.random.Philox(key=random_key(seed, *path)).random_raw(n)
+    return sorted_order(raw)
+
+
+def sorted_order(raw: npt.NDArray[np.uint64]) -> IntArray:
+    """The stable order of random numbers, int64 ``[n]``."""
+    if len(raw) >= LEAST_BY_DIGITS:
+        digits = raw.astype("<u8").view("<u2").reshape(-1, 4)
+        order = np.argsort(digits[:, 1], kind="stable")
+        for digit in (2, 3):
+            order = order[np.argsort(digits[order, digit], kind="stable")]
+        upper = raw[order] >> np.uint64(16)
+        if (upper[1:] != upper[:-1]).all():  # else the lowest digit counts, too
+            return order.astype(np.int64, copy=False)
     return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
 
 
+#: From so many numbers on NumPy sorts by the digits of 16 bits in less time.
+LEAST_BY_DIGITS = 8192
 #: Up to here a permutation is sorted, and kept: 512 KiB.
 SORTED_ROWS = 1 << 16
 ROUNDS = 8

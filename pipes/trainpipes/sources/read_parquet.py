@@ -33,7 +33,7 @@ from trainpipes.sources.parquet_footers import ParsedFooters, RowGroupLayout
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = (8, 65_536)
 #: Rows that are decoded at a time where there are many columns, and bytes of them, at most.
-MANY_COLUMNS, WIDE_ROWS, WIDE_BYTES = 16, 8192, 4 << 20
+MANY_COLUMNS, WIDE_ROWS, WIDE_BYTES = 16, 65_536, 16 << 20
 #: Bytes that a column is read by.
 BUFFER_BYTES = 256 << 10
 #: Bytes of a remote file that is fetched whole at first.

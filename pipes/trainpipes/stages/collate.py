@@ -18,7 +18,7 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_numpy
 from trainpipes.columns.block import BadCell, Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
-from trainpipes.columns.payload import matrices
+from trainpipes.columns.payload import numbers_of
 from trainpipes.columns.python_values import array_of, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small
@@ -103,16 +103,17 @@ def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None
     names = table.column_names
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
-    wide: list[tuple[list[str], Array]] = []
+    wide: list[tuple[list[str], Sequence[Array], np.dtype[Any]]] = []
     nbytes, others = 0, set(range(len(names)))
-    for matrix in matrices(table):
-        if matrix.kind not in AS_PYTHON:
-            numbers = matrix.gathered(part.index)
-            if not _fits(numbers, floats):
+    for numbers in numbers_of(table):
+        if numbers.kind not in AS_PYTHON:
+            columns = numbers.picked(part.index)
+            dtype = _wide(columns[0].dtype, floats)
+            if not _fits(columns, dtype):
                 continue
-            wide.append(([names[place] for place in matrix.places], numbers))
-            others -= {*matrix.places}
-            nbytes += numbers.size * _wide(numbers.dtype, floats).itemsize
+            wide.append(([names[place] for place in numbers.places], columns, dtype))
+            others -= {*numbers.places}
+            nbytes += len(columns) * edges[-1] * dtype.itemsize
     rest: Any = Piece(table.select(sorted(others)), part.index).gathered() if others else {}
     cutters: list[tuple[str, Callable[[int], Any]]] = []
     for name in (names[place] for place in sorted(others)):
@@ -127,9 +128,9 @@ def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None
 
     def make(k: int) -> dict[str, Any]:
         batch: dict[str, Any] = dict.fromkeys(names)
-        for columns, numbers in wide:
-            tensors = _cut_matrix(numbers, edges, k, floats).unbind(0)
-            batch.update(zip(columns, tensors, strict=True))
+        for some, columns, dtype in wide:
+            tensors = _cut_columns(columns, edges[k], edges[k + 1], dtype).unbind(0)
+            batch.update(zip(some, tensors, strict=True))
         batch.update((name, cut(k)) for name, cut in cutters)
         return batch
 
@@ -140,13 +141,13 @@ def _cut(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
     return torch.from_numpy(values[edges[k] : edges[k + 1]].copy())
 
 
-def _cut_matrix(
-    values: Array, edges: Sequence[int], k: int, floats: np.dtype[Any] | None
+def _cut_columns(
+    columns: Sequence[Array], start: int, stop: int, dtype: np.dtype[Any]
 ) -> torch.Tensor:
-    """Rows of ``[columns, rows]``, copied unless they are all and in memory of their own."""
-    cut = values[:, edges[k] : edges[k + 1]]
-    copies = values.base is not None or cut.shape != values.shape
-    return torch.from_numpy(cut.astype(_wide(values.dtype, floats), order="C", copy=copies))
+    """Rows of columns, copied in a single call, ``[columns, rows]``."""
+    room = np.empty((len(columns), stop - start), dtype)
+    np.concatenate([values[start:stop] for values in columns], out=room.reshape(-1))
+    return torch.from_numpy(room)
 
 
 def _wide(dtype: np.dtype[Any], floats: np.dtype[Any] | None) -> np.dtype[Any]:
@@ -154,9 +155,10 @@ def _wide(dtype: np.dtype[Any], floats: np.dtype[Any] | None) -> np.dtype[Any]:
     return floats if floats is not None and dtype.kind == "f" else np.dtype(WIDE[dtype.kind])
 
 
-def _fits(values: Array, floats: np.dtype[Any] | None) -> bool:
+def _fits(columns: Sequence[Array], dtype: np.dtype[Any]) -> bool:
     try:
-        read_columns.check_fit(values, _wide(values.dtype, floats), None, "")
+        for values in () if np.can_cast(columns[0].dtype, dtype) else columns:
+            read_columns.check_fit(values, dtype, None, "")
     except BadCell:
         return False
     return True
