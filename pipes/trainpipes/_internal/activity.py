@@ -107,6 +107,11 @@ class doing:
             self._slot.to(self._before)
 
 
+def label_here() -> Any:
+    """What this thread is doing; None while nothing is profiled."""
+    return _own.slot.what if is_on else None
+
+
 class each(Iterator[T]):
     """Runs, each made at ``what``. No run that was given is held: its memory is free for the next."""
 

@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from trainpipes._internal import locks
-from trainpipes._internal.activity import BYTES, TURN, doing
+from trainpipes._internal.activity import BYTES, TURN, doing, label_here
 from trainpipes._internal.checks import wrong
 
 T = TypeVar("T")
@@ -319,6 +319,104 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], threads: int, name:
         return [pool.result(task) for task in tasks]
     finally:
         pool.close()
+
+
+class _Part:
+    """A part of shared work, done by the thread that claims it first, in a single call."""
+
+    __slots__ = ("_claims", "error", "finished", "result", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self._claims: dict[str, object] = {}
+        self.finished = locks.Flag()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def is_claimed_by(self, claimer: object) -> bool:
+        return self._claims.setdefault("by", claimer) is claimer
+
+    def do(self) -> None:
+        try:
+            self.result = self.work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.finished.set()
+
+
+class SharedWork:
+    """Work of a thread for which others wait: threads of a pool do parts of it meanwhile. The thread that
+    gets Ctrl-C does parts of its own work alone: nobody waits for a part that it has dropped.
+    """
+
+    def __init__(self) -> None:
+        self._parts: Sequence[_Part] = ()
+        self._label: Any = None
+        self._changed = locks.Bell()
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Within, ``in_parts`` of this thread shares its work; at the end those who wait are woken."""
+        before = getattr(_own, "shared", None)
+        try:
+            _own.shared = self
+            yield
+        finally:
+            _own.shared = before
+            self._changed.ring()
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        parts = [_Part(partial(work, item)) for item in items]
+        self._label = label_here()
+        try:
+            self._parts = parts
+            self._changed.ring()
+            for part in parts:
+                if part.is_claimed_by(self):
+                    part.do()
+        finally:  # after an error, too: others may be at their parts still
+            self._parts = ()
+            for part in parts:
+                if not part.is_claimed_by(self):
+                    locks.wait_for(part.finished)
+        for part in parts:
+            if part.error is not None:
+                raise part.error
+        return [part.result for part in parts]
+
+    def help(self, is_over: Callable[[], bool]) -> None:
+        """Do parts until the work is over; in a thread of a pool."""
+        while not is_over():
+            sleeper = self._changed.sleeper()
+            if not self._do_some() and not is_over():
+                sleeper.acquire(timeout=locks.TICK)
+            self._changed.forget(sleeper)
+
+    def _do_some(self) -> bool:
+        me, count = object(), 0
+        with doing(self._label):
+            for part in self._parts:
+                if part.is_claimed_by(me):
+                    part.do()
+                    count += 1
+        return count > 0
+
+
+def in_parts(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """``work`` for each item; where threads of a pool wait for this thread's work, they do a part of them."""
+    shared: SharedWork | None = getattr(_own, "shared", None)
+    return list(map(work, items)) if shared is None else shared.map(work, items)
+
+
+def shares_work() -> bool:
+    """Whether others may do parts of this thread's work."""
+    return getattr(_own, "shared", None) is not None
+
+
+def is_of_pool() -> bool:
+    """Whether this is a thread of a pool, which gets no signals."""
+    return getattr(_own, "pool", None) is not None
 
 
 _pools: locks.Living[Pool] = locks.Living()

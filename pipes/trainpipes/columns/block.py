@@ -82,18 +82,20 @@ class Piece:
         return Piece(self.data, self.index[start:stop])
 
     def gathered(self) -> Payload:
-        if self.index is None:
-            return self.data
-        start = first_of_consecutive(self.index)
-        if start is not None:
-            return slice_payload(self.data, start, start + len(self.index))
-        return take_payload(self.data, self.index)
+        return self.data if self.index is None else take_payload(self.data, self.index)
+
+    def to_copy(self) -> Payload:
+        """The same for who copies it: rows that follow each other as they are."""
+        start = None if self.index is None else first_of_consecutive(self.index)
+        if self.index is None or start is None:
+            return self.gathered()
+        return slice_payload(self.data, start, start + len(self.index))
 
 
 def _one(pieces: Sequence[Piece]) -> Piece:
     if len(pieces) == 1:
         return pieces[0]
-    return Piece(join_payloads([piece.gathered() for piece in pieces]), None)
+    return Piece(join_payloads([piece.to_copy() for piece in pieces]), None)
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:

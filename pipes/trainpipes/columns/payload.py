@@ -10,7 +10,7 @@ in the order in which the rows are given.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray
+from trainpipes._internal.pool import in_parts
 from trainpipes.columns import arrays
 from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
@@ -33,10 +34,13 @@ AT_A_TIME = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """Columns of a table of the same type, at ``places`` in it: the values of each, ``[rows]``."""
+    """Columns of a table of the same type, at ``places`` in it: their names, and the values of each,
+    ``[rows]``.
+    """
 
     kind: pa.DataType
-    places: tuple[int, ...]
+    places: Sequence[int]
+    names: Sequence[str]
     columns: Sequence[arrays.Array]
 
     def picked(self, index: IntArray | None) -> Sequence[arrays.Array]:
@@ -90,15 +94,29 @@ def _of_table(table: pa.Table) -> tuple[Numbers, ...]:
 
 
 def _found(table: pa.Table) -> Iterator[Numbers]:
-    for kind, places in number_kinds(table.schema).items():
-        dtype, found = arrays.dtype_of(kind), dict[int, arrays.Array]()
-        assert dtype is not None
+    names, kinds = table.column_names, number_kinds(table.schema)
+    pieces = table.to_batches() if kinds else []
+    columns = pieces[0].columns if len(pieces) == 1 else table.columns
+    for kind, places in kinds.items():
+        found: dict[int, arrays.Array] = {}
         for place in places:
-            column = table.column(place)
-            if column.num_chunks == 1 and not column.null_count:
-                found[place] = arrays.numbers(column.chunk(0), dtype)
+            column = columns[place]
+            if len(pieces) > 1:
+                column = column.chunk(0) if column.num_chunks == 1 else None
+            if column is not None and not column.null_count:
+                found[place] = np.from_dlpack(column)
         if len(found) >= LEAST_COLUMNS:
-            yield Numbers(kind, tuple(found), list(found.values()))
+            some = [names[place] for place in found]
+            yield Numbers(kind, tuple(found), some, list(found.values()))
+
+
+@arrays.once_for_each
+def different_names(table: pa.Table) -> list[str]:
+    """The names of the columns; raises ValueError if two are the same."""
+    names: list[str] = table.column_names
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
+    return names
 
 
 #: Bytes from which it matters.
@@ -166,16 +184,18 @@ class Joining:
             return
         table = pa.concat_tables(self._tables)
         places = range(len(self._numbers))
-        some = [table.select(places[n : n + AT_A_TIME]) for n in places[::AT_A_TIME]]
+        some = [[table.select(places[n : n + AT_A_TIME])] for n in places[::AT_A_TIME]]
         self._tables = []
         del table
         index = None if order is None else arrays.places_to_arrow(order, self.rows)
-        while some:
-            columns = some.pop(0)
+
+        def joined(columns: list[pa.Table]) -> pa.Table:
             if index is None:
-                yield from columns.combine_chunks().columns
-            else:
-                yield from pc.take(columns, index, boundscheck=False).columns
+                return columns.pop().combine_chunks()
+            return pc.take(columns.pop(), index, boundscheck=False)
+
+        for columns in in_parts(joined, some):
+            yield from columns.columns
 
 
 class _Column:
@@ -320,16 +340,17 @@ def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
 
 
 def join_in_order(
-    parts: Iterable[Payload], rows: int, order_of: Callable[[int], IntArray | None]
-) -> tuple[Payload, IntArray | None]:
-    """The parts joined; and the order in which their rows lie, or None if they are as they came. Rows of
-    many columns are put in order at once: batch by batch, each row would be far from the last in memory.
+    parts: Iterable[Payload], rows: int, order: IntArray | None
+) -> tuple[Payload, bool]:
+    """The parts joined; and whether their rows, if there are as many as expected, lie in this order now. Rows
+    of many columns are put in order at once: batch by batch, each row would be far from the last in memory.
     """
     joined = _joined(parts, rows)
     if not isinstance(joined, Joining):
-        return joined, None
-    order = order_of(joined.rows) if joined.is_wide else None
-    return joined.table(order), order
+        return joined, False
+    if order is None or not joined.is_wide or joined.rows != rows:
+        return joined.table(), False
+    return joined.table(order), True
 
 
 def _joined(parts: Iterable[Payload], rows: int | None) -> Payload | Joining:

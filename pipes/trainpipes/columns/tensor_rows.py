@@ -90,7 +90,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     if not is_plain(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     values = tensor.numpy()
-    room = _room(values.shape, values.dtype)
+    room = room_for(values.shape, values.dtype)
     room[...] = values
     return torch.from_numpy(room)
 
@@ -108,7 +108,7 @@ def rows_of(values: Array, index: IntArray) -> Array:
     low, high = int(index.min()), int(index.max()) + 1
     if low < 0 or high > len(values):
         return values[index]
-    room = _room((len(index), *values.shape[1:]), values.dtype)
+    room = room_for((len(index), *values.shape[1:]), values.dtype)
     if not values.flags.c_contiguous:  # which NumPy would copy whole
         step = max(1, PART // row_bytes)
         for first in range(0, len(index), step):
@@ -122,7 +122,7 @@ def rows_of(values: Array, index: IntArray) -> Array:
     return room
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array to fill, whose memory nobody else holds while it lives."""
     nbytes = math.prod(shape) * dtype.itemsize
     # The lock is held by another thread that looks, or was when this process was forked.

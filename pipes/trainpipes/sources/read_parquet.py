@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trainpipes._internal.pool import in_parts, shares_work
 from trainpipes.columns.arrays import replaced
 from trainpipes.columns.columns import as_expression, rows_that_match, text_of
 from trainpipes.columns.run import Run
@@ -32,9 +34,12 @@ from trainpipes.sources.parquet_footers import ParsedFooters, RowGroupLayout
 #: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = (8, 65_536)
-#: Rows that are decoded at a time where there are many columns, and bytes of them, at most.
-MANY_COLUMNS, WIDE_ROWS, WIDE_BYTES = 16, 65_536, 16 << 20
-#: Bytes that a column is read by.
+#: Rows that are decoded at a time where there are many columns, and bytes of them, at most; and bytes where
+#: so many rows are read at a time, half of them at least.
+MANY_COLUMNS, WIDE_ROWS, WIDE_BYTES, WHOLE_WIDE_BYTES = 16, 8192, 4 << 20, 16 << 20
+#: Parts of many columns that threads decode side by side.
+PARTS = 4
+#: Bytes that a column is read by, unless all columns of a row group have less.
 BUFFER_BYTES = 256 << 10
 #: Bytes of a remote file that is fetched whole at first.
 WHOLE_BYTES = 1 << 20
@@ -122,7 +127,7 @@ class RowGroups(formats.Format):
         return list(self.described)
 
 
-class ParquetFile:
+class ParquetFile(formats.InPieces):
     """One Parquet file that is open for reading."""
 
     def __init__(
@@ -142,20 +147,31 @@ class ParquetFile:
             if metadata.num_row_groups != len(layout.rows):
                 raise formats.OtherBytesError(CHANGED)  # the cached footer is wrong
             self._leaves = parquet_footers.leaves_of(metadata, self._columns)
-            self._parquet = pq.ParquetFile(
+            flat = metadata.num_columns == len(layout.schema)
+            self._has_parts = data.local and flat and len(self._leaves) >= MANY_COLUMNS
+            reading: dict[str, Any] = {"metadata": metadata, "pre_buffer": False}
+            buffered = pq.ParquetFile(
                 self._handle,
-                metadata=metadata,
-                pre_buffer=False,
                 buffer_size=BUFFER_BYTES,
                 page_checksum_verification=True,
+                **reading,
             )
-            self._probe = parquet_footers.Probe(self._parquet)
+            self._probe, self._parquet = parquet_footers.Probe(buffered), buffered
+            if self._has_small_chunks():
+                self._parquet = pq.ParquetFile(
+                    self._handle, page_checksum_verification=True, **reading
+                )
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         self._handle.close()
+
+    def _has_small_chunks(self) -> bool:
+        """Whether columns of a local file take no more memory when they are read at once, in fewer copies."""
+        most = int(self._layout.group_bytes.max(initial=0))
+        return self._data.local and most <= len(self._leaves) * BUFFER_BYTES
 
     def fetch(self, row_groups: Sequence[int]) -> None:
         assert self._remote is not None
@@ -172,15 +188,42 @@ class ParquetFile:
         self._probe.check(row_group, self._leaves)
         row_bytes = sum(parquet_footers.arrow_bytes(metadata, row_group, self._leaves)) / rows
         most = self._rows_at_a_time(row_bytes)
-        for batch in self._parquet.iter_batches(most, [row_group], self._columns, False):
+        for batch in self._decoded(row_group, most):
             self._data.check()
             yield batch
 
+    def _decoded(self, row_group: int, most: int) -> Iterator[pa.RecordBatch]:
+        """The rows, so many at a time; many columns in parts, where other threads wait for them."""
+        if not (self._has_parts and shares_work()):
+            yield from self._parquet.iter_batches(most, [row_group], self._columns, False)
+            return
+        leaves = self._leaves
+        edges = [len(leaves) * n // PARTS for n in range(PARTS + 1)]
+        reader: Any = self._parquet.reader
+        parts = [
+            reader.iter_batches(most, [row_group], leaves[start:stop], False)
+            for start, stop in pairwise(edges)
+        ]
+        while True:
+            some = in_parts(_next, parts)
+            if any(part is None for part in some):
+                return
+            if len(set(map(len, some))) > 1:
+                raise pa.ArrowInvalid("columns of different lengths")
+            columns = [column for part in some for column in part.columns]
+            yield pa.RecordBatch.from_arrays(
+                columns, schema=pa.schema([field for part in some for field in part.schema])
+            )
+            del some, columns
+
     def _rows_at_a_time(self, row_bytes: float) -> int:
-        """More where there are many columns: each takes its time, also for few rows."""
+        """More where there are many columns: each takes its time, also for few rows. What is decoded and not
+        read yet is held.
+        """
         nbytes = float(BATCH_BYTES)
         if len(self._leaves) >= MANY_COLUMNS:
             nbytes = max(nbytes, min(WIDE_BYTES, WIDE_ROWS * row_bytes))
+            nbytes = max(nbytes, min(WHOLE_WIDE_BYTES, 2 * self.wanted * row_bytes))
         return int(np.clip(nbytes // max(1.0, row_bytes), *BATCH_ROWS))
 
     def _expect(self, row_groups: Sequence[int]) -> None:
@@ -206,6 +249,10 @@ class ParquetFile:
         if not self._layout.is_footer(footer):
             raise formats.OtherBytesError(CHANGED)
         return footer
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    return next(batches, None)
 
 
 def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> Iterator[tuple[int, int]]:

@@ -18,10 +18,10 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import Array, is_number, is_text, one_chunk, to_numpy
 from trainpipes.columns.block import BadCell, Block, Part, Piece
 from trainpipes.columns.columns import with_numbers
-from trainpipes.columns.payload import numbers_of
+from trainpipes.columns.payload import different_names, numbers_of
 from trainpipes.columns.python_values import array_of, python_rows, python_values
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small
+from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small, room_for
 from trainpipes.columns.types import fixed_shape
 from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import read_columns
@@ -100,10 +100,8 @@ def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
 def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None) -> Maker:
     table: Any = part.data
     edges: list[int] = part.bounds.tolist()
-    names = table.column_names
-    if len(set(names)) < len(names):
-        raise ValueError("two columns have the same name")
-    wide: list[tuple[list[str], Sequence[Array], np.dtype[Any]]] = []
+    names = different_names(table)
+    wide: list[tuple[Sequence[str], Sequence[Array], np.dtype[Any]]] = []
     nbytes, others = 0, set(range(len(names)))
     for numbers in numbers_of(table):
         if numbers.kind not in AS_PYTHON:
@@ -111,7 +109,7 @@ def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None
             dtype = _wide(columns[0].dtype, floats)
             if not _fits(columns, dtype):
                 continue
-            wide.append(([names[place] for place in numbers.places], columns, dtype))
+            wide.append((numbers.names, columns, dtype))
             others -= {*numbers.places}
             nbytes += len(columns) * edges[-1] * dtype.itemsize
     rest: Any = Piece(table.select(sorted(others)), part.index).gathered() if others else {}
@@ -145,7 +143,7 @@ def _cut_columns(
     columns: Sequence[Array], start: int, stop: int, dtype: np.dtype[Any]
 ) -> torch.Tensor:
     """Rows of columns, copied in a single call, ``[columns, rows]``."""
-    room = np.empty((len(columns), stop - start), dtype)
+    room = room_for((len(columns), stop - start), dtype)
     np.concatenate([values[start:stop] for values in columns], out=room.reshape(-1))
     return torch.from_numpy(room)
 

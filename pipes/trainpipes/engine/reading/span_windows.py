@@ -119,7 +119,10 @@ class ListedMaker(WindowMaker):
         self, key: WindowKey, reading: _SpanReading, first: int
     ) -> tuple[Block, IntArray | None]:
         wanted = self._layouts.stretches(key, first)
-        order: IntArray | None = None
+        expected, lies_in_order = len(self._layouts.places(key)) - first, False
+        # Stages before the shuffle, and a cache, may leave out some.
+        known = not self._before and self._cached is None
+        order = self._layouts.row_order(key, expected) if known else None
         with reading.lock, doing(self._opener):
             reader = self._reader(reading, wanted[0][:2])
             if self._cached is not None:
@@ -127,21 +130,18 @@ class ListedMaker(WindowMaker):
             else:
                 self._look_ahead(reading, key, wanted)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
-                data, order = join_in_order(
-                    parts, len(self._layouts.places(key)) - first, partial(self._order, key)
-                )
+                data, lies_in_order = join_in_order(parts, expected, order)
                 ids = self._layouts.inputs.blocks.numbers(wanted)
-                rows = Block(data, ids if order is None else ids[order], epoch=key.epoch)
+                ids = ids[order] if lies_in_order else ids
+                rows = Block(data, ids, epoch=key.epoch)
             reading.at = wanted[-1][0], wanted[-1][2]
             reading.done = not self._layouts.places(key._replace(window=key.window + 1))
             rows = put_through(self._before, rows)
-        if order is not None:  # the rows lie in it already
+        if lies_in_order:
             return rows, np.arange(len(rows), dtype=np.int64)
+        if order is not None and len(order) == len(rows):
+            return rows, order
         return rows, self._layouts.row_order(key, len(rows))
-
-    def _order(self, key: WindowKey, rows: int) -> IntArray | None:
-        """The order of a window's rows; None where stages before the shuffle may leave out some."""
-        return None if self._before else self._layouts.row_order(key, rows)
 
     def _look_ahead(self, reading: _SpanReading, key: WindowKey, wanted: Stretches) -> None:
         """Have the blocks of a window fetched, then those that all spans need next, in order of need."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -19,7 +20,7 @@ from weakref import ref
 from trainpipes._internal.activity import TURN, doing
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import InterruptibleLock
-from trainpipes._internal.pool import Pool, Priority
+from trainpipes._internal.pool import Pool, Priority, SharedWork, is_of_pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.chain import RowMixture
@@ -59,12 +60,14 @@ class Window:
         rows: how many; None where they must be read to know.
         after: the source's state at this window's end.
         first: rows left out at the start.
+        shared: what threads that wait for its rows do meanwhile; None without a pool.
     """
 
     rows: int | None
     read: Callable[[], Content]
     after: dict[str, Any] = field(default_factory=dict)
     first: int = 0
+    shared: SharedWork | None = None
 
     def __post_init__(self) -> None:
         self.nbytes = 0
@@ -82,18 +85,33 @@ class Window:
         """Its rows and their order, read if nobody has. An error stays."""
         if self._content is not None:
             return self._content
-        with doing(TURN), self._lock:
-            if self.failed is not None:
-                raise self.failed
-            if self._content is None:
-                self._is_begun = True
+        with doing(TURN):
+            if self.shared is not None and is_of_pool():
+                self.shared.help(self._is_free)
+            with self._lock:
+                return self._read_once()
+
+    def _is_free(self) -> bool:
+        """Whether nobody reads it."""
+        is_read = self._content is not None or self.failed is not None
+        if not is_read and self._lock.acquire(blocking=False):
+            self._lock.release()
+            return True
+        return is_read
+
+    def _read_once(self) -> Content:
+        if self.failed is not None:
+            raise self.failed
+        if self._content is None:
+            self._is_begun = True
+            with nullcontext() if self.shared is None else self.shared.here():
                 try:
                     self._content = self.read()
                 except Exception as error:
                     self.failed = error
                     raise
-                self.nbytes = self._content[0].nbytes
-            return self._content
+            self.nbytes = self._content[0].nbytes
+        return self._content
 
     def read_ahead(self, pool: Pool) -> None:
         if not self._is_begun:
@@ -207,7 +225,7 @@ class Windows:
                 window = self.maker.window(key, state, min([first, *others]))
                 if window is None:
                     return None
-                self._held[key] = window
+                self._hold(key, window)
         if self.pool is not None and self._moved:
             self._read_ahead(self.pool)
         return window
@@ -228,6 +246,11 @@ class Windows:
         for old in past:
             del self._held[old]
         self.maker.let_go(min(least.values()).epoch)
+
+    def _hold(self, key: WindowKey, window: Window) -> None:
+        if self.pool is not None:
+            window.shared = SharedWork()
+        self._held[key] = window
 
     def _limit(self, span: int) -> None:
         windows_held = sorted(key for key in self._held if key.span == span)
@@ -258,7 +281,7 @@ class Windows:
                 found = self.maker.window(key, {})
                 if found is None or (most := most - size(found)) < 0:
                     break
-                self._held[key] = found
+                self._hold(key, found)
                 begun.append(found)
         for found in begun:
             found.read_ahead(pool)

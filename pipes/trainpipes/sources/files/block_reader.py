@@ -26,7 +26,7 @@ from trainpipes.filesystems.retry import Requests
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.files.decoded_files import BAD, DecodedFiles
-from trainpipes.sources.files.formats import BadFileError, OtherBytesError, reason
+from trainpipes.sources.files.formats import BadFileError, InPieces, OtherBytesError, reason
 from trainpipes.sources.files.index_store import forget
 
 #: Threads of a process that wait for servers.
@@ -242,6 +242,8 @@ class BlockReader:
         self._next = 0
         #: Unreadable rows of the format's block before that row.
         self._bad = 0
+        #: Rows that are read at a time; set by ``read``.
+        self._wanted = 0
 
     def expect(
         self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
@@ -290,6 +292,7 @@ class BlockReader:
         source = self._source
         begin = int(source.begins[block])
         row, end = begin + start, begin + stop
+        self._wanted = stop - start
         parts: list[Any] = []
         try:
             if start < stop:
@@ -383,6 +386,8 @@ class BlockReader:
     def _begin(self, number: int) -> Iterator[tuple[int, Any]]:
         # The generator does not refer to the reader.
         source, layout = self._source, self._source.layouts[self._file]
+        if isinstance(self._opened, InPieces):
+            self._opened.wanted = self._wanted
         batches = source.format.decode(self._opened, layout, number, source.columns)
         counted, end = int(layout.rows[number]), int(self._ends[number])
         return _counted(batches, end - counted, end, source.decoder)

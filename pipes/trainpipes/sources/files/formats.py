@@ -314,6 +314,14 @@ def _counts(name: str, values: npt.ArrayLike) -> IntArray:
     return counts.astype(np.int64, copy=False)
 
 
+class InPieces:
+    """What a format has opened a file as, if it decodes more rows at a time where more are read at a time.
+    ``wanted``: how many are, at the beginning of a block.
+    """
+
+    wanted = 0
+
+
 class Format(ABC):
     """A file format of your own: it finds the blocks of a file, and decodes a block.
 
