@@ -82,7 +82,9 @@ def is_wide(schema: pa.Schema) -> bool:
 
 
 def numbers_of(table: pa.Table) -> tuple[Numbers, ...]:
-    """The columns of numbers without nulls, each in one piece, of types that many have. Each holds its memory."""
+    """The columns of numbers without nulls, each in one piece, of types that many have. Each holds its own
+    memory.
+    """
     if table.num_columns < LEAST_COLUMNS or not len(table):
         return ()
     return _of_table(table)
