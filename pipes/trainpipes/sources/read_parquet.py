@@ -169,9 +169,11 @@ class ParquetFile(formats.InPieces):
         self._handle.close()
 
     def _has_small_chunks(self) -> bool:
-        """Whether columns of a local file take no more memory when they are read at once, in fewer copies."""
-        most = int(self._layout.group_bytes.max(initial=0))
-        return self._data.local and most <= len(self._leaves) * BUFFER_BYTES
+        """Whether many columns of a local file take no more memory when they are read at once, in fewer
+        copies.
+        """
+        most, count = int(self._layout.group_bytes.max(initial=0)), len(self._leaves)
+        return self._data.local and count >= MANY_COLUMNS and most <= count * BUFFER_BYTES
 
     def fetch(self, row_groups: Sequence[int]) -> None:
         assert self._remote is not None
