@@ -18,6 +18,7 @@ from PIL import Image
 
 import trainpipes as tp
 from resuming import check_resume
+from trainpipes.stages.map import RowFunction
 from trainpipes.testing import digest
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -213,6 +214,22 @@ def test_without_threads_the_one_that_iterates_decodes(monkeypatch: pytest.Monke
     rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
     loader = tp.Loader(rows.map(dict).batch(4).collate(), threads=0)
     assert threads_that_decode(loader, monkeypatch) == {threading.current_thread()}
+
+
+def test_an_iterator_without_threads_may_begin_while_another_decodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ``tp.locate`` does, between two looks at how many threads there are."""
+    pipe = tp.from_dataset([{"bytes": file_of(RGB)} for _ in range(6)]).decode_image().batch(2)
+    threads_of = RowFunction._workers
+
+    def found(stage: Any) -> Any:
+        threads = threads_of(stage)
+        stage._settle(0)
+        return threads
+
+    monkeypatch.setattr(RowFunction, "_workers", found)
+    assert len(list(tp.Loader(pipe, threads=2))) == 3
 
 
 def test_what_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

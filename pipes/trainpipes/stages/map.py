@@ -146,7 +146,8 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if workers is None:
             return None
         items, words = self._items(run), self._words(run)
-        share = -(-len(items) // (CHUNKS * self.most_workers))
+        # Another iterator over the same stages may have settled meanwhile that there are none.
+        share = -(-len(items) // (CHUNKS * max(1, self.most_workers)))
         rows = min(CHUNK_ROWS, max(1, share, workers.least_rows))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
