@@ -15,55 +15,44 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 
 import trainpipes as tp
 from frameworks.example import example
-from frameworks.steps import Steps
+from frameworks.runs import Start, texts, weights_of
+from frameworks.runs import pipeline as batches
 from trainpipes.integrations.lightning import PipelineDataModule
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-ROWS = [{"text": f"row {i} " + "x" * (i % 9), "row": i} for i in range(96)]
-
-
-def keep(row: dict[str, Any]) -> bool:
-    return len(row["text"]) % 4 > 0
-
 
 def pipeline(kind: str) -> tp.Pipeline:
-    """12 batches an epoch, where they are counted."""
-    rows = tp.from_dataset(ROWS).sharding_filter(num_shards=4).shuffle(buffer_size=40, seed=0)
-    if kind == "packed":
-        return rows.tokenize("bytes", "text").pack(64).batch(2).pad_collate().repeat()
-    if kind == "filtered":
-        rows = rows.filter(keep)
-    batches = rows.tokenize("bytes", "text").batch(8).pad_collate()
-    if kind == "short":
-        return batches.take(5)
-    return batches.repeat() if kind == "repeated" else batches
+    """12 batches an epoch, where they are counted; "short" has 5."""
+    return batches("counted", 8).take(5) if kind == "short" else batches(kind, 8)
 
 
 def held_out(**options: Any) -> tp.Pipeline:
     """To evaluate on: 17 rows with their numbers, in 5 batches."""
-    rows = tp.from_dataset(ROWS[:17]).sharding_filter(num_shards=4, **options)
+    rows = tp.from_dataset(texts(17)).sharding_filter(num_shards=4, **options)
     return rows.shuffle(seed=1).tokenize("bytes", "text").batch(4).pad_collate()
 
 
 class Model(LightningModule):
-    """Notes what it is trained on.
+    """Tells its start what it is trained on.
 
     Args:
-        notes: where; nowhere for None.
+        start: or its folder; None for none.
         fails: batch on which training fails, and the ranks on which it does.
     """
 
     def __init__(
-        self, notes: Path | None = None, fails: tuple[int, Sequence[int]] | None = None
+        self, start: Start | Path | None = None, fails: tuple[int, Sequence[int]] | None = None
     ) -> None:
         super().__init__()
         self.weights = torch.nn.Embedding(258, 1)
-        self.notes, self.fails = notes, fails
+        self.start = Start(start, start) if isinstance(start, Path) else start
+        self.fails = fails
         self.evaluated: list[list[int]] = []
 
     def on_fit_start(self) -> None:
-        self.steps = None if self.notes is None else Steps(self.notes, self.global_rank)
+        if self.start is not None:
+            self.start.begin()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         number = self.trainer.fit_loop.total_batch_idx
@@ -72,9 +61,9 @@ class Model(LightningModule):
         if "input_ids" not in batch:  # of several pipelines
             ids = [part["input_ids"].flatten() for _, part in sorted(batch.items())]
             batch = {"input_ids": torch.cat(ids)}
-        if self.steps is not None:
-            self.steps.trained_on(self.trainer.current_epoch, number, batch)
-        return self.weights(batch["input_ids"]).mean()
+        if self.start is not None:
+            self.start.trained_on(self.trainer.current_epoch, self.trainer.global_step, batch)
+        return self.weights(batch["input_ids"]).square().mean()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -97,56 +86,45 @@ class EvaluatedModel(Model):
 
 def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) -> Trainer:
     """A trainer of all ranks, with nothing to say."""
-    return Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"enable_checkpointing": bool(callbacks), "max_epochs": 3, **ranks(), **options},
-    )
-
-
-def ranks() -> dict[str, Any]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    return {"devices": world, "strategy": "ddp" if world > 1 else "auto"}
+    usual: dict[str, Any] = {"enable_checkpointing": bool(callbacks), "max_epochs": 3}
+    return Trainer(
+        accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", logger=False,
+        default_root_dir=folder, callbacks=list(callbacks), enable_progress_bar=False,
+        enable_model_summary=False, **{**usual, **options},
+    )  # fmt: skip
 
 
 def after_steps(folder: Path, every: int = 1) -> ModelCheckpoint:
-    """Checkpoints within epochs: step-1.ckpt and so on, and last.ckpt."""
+    """Checkpoints within epochs: step-1.ckpt and so on."""
     return ModelCheckpoint(
-        folder / "checkpoints",
-        filename="step-{step}",
-        auto_insert_metric_name=False,
-        every_n_train_steps=every,
+        folder, filename="step-{step}", auto_insert_metric_name=False, every_n_train_steps=every,
         save_top_k=-1,
-        save_last=True,
-    )
+    )  # fmt: skip
 
 
 def after_epochs(folder: Path) -> ModelCheckpoint:
     """Checkpoints at the ends of epochs, as Lightning saves where nothing is said: end-6.ckpt and so on."""
     return ModelCheckpoint(
-        folder / "checkpoints", filename="end-{step}", auto_insert_metric_name=False, save_top_k=-1
+        folder, filename="end-{step}", auto_insert_metric_name=False, save_top_k=-1
     )
 
 
 def fit(
-    folder: Path,
+    start: Start | Path,
     kind: str | tp.Pipeline | dict[str, str],
     *,
     saves: Sequence[Callable[[Path], Any]] = (),
-    checkpoint: str | None = None,
+    checkpoint: Path | None = None,
     validates: bool = False,
     data: dict[str, Any] | None = None,
     fails: tuple[int, Sequence[int]] | None = None,
     **options: Any,
 ) -> Trainer:
-    """Train, and note each batch in the folder.
+    """Train, and note each batch.
 
     Args:
-        folder: of this run.
+        start: of this run, or its folder, which then holds its checkpoints, too.
         kind: of pipeline, or of several by name.
         saves: make the callbacks that save.
         checkpoint: to go on from.
@@ -155,6 +133,7 @@ def fit(
         fails: as the model takes it.
         options: of the trainer.
     """
+    start = Start(start, start / "checkpoints") if isinstance(start, Path) else start
     named = kind if isinstance(kind, dict) else {"": kind}
     pipes = {name: pipeline(one) if isinstance(one, str) else one for name, one in named.items()}
     module = PipelineDataModule(
@@ -162,30 +141,39 @@ def fit(
         held_out(tail="uneven") if validates else None,
         **(data or {}),
     )
-    trainer = make_trainer(folder, [save(folder) for save in saves], **options)
-    model = EvaluatedModel(folder, fails) if validates else Model(folder, fails)
+    trainer = make_trainer(start.folder, [save(start.saved) for save in saves], **options)
+    model = EvaluatedModel(start, fails) if validates else Model(start, fails)
     trainer.fit(model, datamodule=module, ckpt_path=checkpoint)
     return trainer
 
 
-def fits(runs: Sequence[tuple[Path, str, dict[str, Any]]]) -> None:
-    """Several runs, one after the other."""
-    for folder, kind, options in runs:
-        fit(folder, kind, **options)
+def limits(kind: str) -> dict[str, Any]:
+    """How long a run on 2 ranks is: three epochs, or as many steps."""
+    return {"max_steps": 18, "max_epochs": -1} if "repeated" in kind else {"max_epochs": 3}
+
+
+def train(start: Start) -> dict[str, Any]:
+    """The adapter; its options are those of ``fit``, or "global_batches" and "steps"."""
+    given = dict(start.options) or limits(start.kind)
+    if "global_batches" in given:
+        given = {"data": {"global_batches": given["global_batches"]}, "max_steps": given["steps"]}
+        given["max_epochs"] = -1
+    saves: list[Any] = (
+        [lambda at: after_steps(at, start.every), after_epochs] if start.every else []
+    )
+    torch.manual_seed(0)
+    at = start.checkpoint("step-{}.ckpt")
+    trainer = fit(start, start.kind, saves=saves, checkpoint=at, **given)
+    return {"steps": trainer.global_step, "weights": weights_of(trainer.lightning_module)}
 
 
 def fails_on(folder: Path, kind: str, failing: Sequence[int], timeout: float) -> str:
     """What a rank is told whose training failed at the fifth batch, on ranks that fail, with a checkpoint on
     exceptions."""
+    saves = [OnExceptionCheckpoint]
+    data = {"state_timeout": timeout}
     try:
-        fit(
-            folder,
-            kind,
-            saves=[lambda at: OnExceptionCheckpoint(at / "checkpoints")],
-            data={"state_timeout": timeout},
-            fails=(4, failing),
-            **({"max_steps": 18, "max_epochs": -1} if kind in ("repeated", "packed") else {}),
-        )
+        fit(folder, kind, saves=saves, data=data, fails=(4, failing), **limits(kind))
     except (RuntimeError, tp.StateError) as error:
         before = error.__context__ if isinstance(error, tp.StateError) else None
         while before is not None and before.__context__ is not None:
@@ -217,15 +205,15 @@ def evaluations(folder: Path, options: dict[str, Any]) -> list[Any]:
 class Notes(Callback):
     """Notes what a script is trained on."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, start: Start) -> None:
+        self.start = start.begin()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         number = trainer.fit_loop.total_batch_idx
-        Steps(self.folder, trainer.global_rank).trained_on(trainer.current_epoch, number, batch)
+        self.start.trained_on(trainer.current_epoch, number, batch)
 
 
-def script(notes: Path, arguments: Sequence[str]) -> None:
+def script(start: Start, arguments: Sequence[str]) -> None:
     """The script of the docs."""
     warnings.filterwarnings("ignore", ".*does not have many workers")
-    example("lightning_fit").main(list(arguments), [Notes(notes)])
+    example("lightning_fit").main(list(arguments), [Notes(start)])

@@ -1,17 +1,31 @@
-"""Accelerate, with the loader that is made for it."""
+"""Accelerate, with the loader that is made for it, and with plain DataLoaders of rows."""
 
 from __future__ import annotations
 
+import os
+import time
+import warnings
 from collections.abc import Callable
-from itertools import islice, product
+from itertools import chain, product
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from frameworks.ranks import Ranks, run
-from frameworks.steps import digests_by_step, in_order
+from frameworks.example import example
+from frameworks.ranks import Ranks
+from frameworks.runs import (
+    ROWS,
+    Start,
+    check_global_batches,
+    check_resumes,
+    finish,
+    pipeline,
+    plain,
+    rank,
+    weights_of,
+)
 from trainpipes.testing import digest
 
 pytest.importorskip("accelerate")
@@ -19,267 +33,329 @@ pytest.importorskip("accelerate")
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import DataLoaderConfiguration, gather_object
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from frameworks import accelerate_runs as runs
-
-KINDS = ("counted", "filtered", "packed", "repeated")
-#: Optimizer steps of a run that has no end.
-STEPS = 30
-
-Found = list[dict[tuple[int, int], list[str]]]
+from trainpipes.integrations.accelerate import loader
 
 
-class Whole:
-    """An uninterrupted run on two ranks, with a checkpoint after each optimizer step."""
+class Model(torch.nn.Module):
+    """Scores bytes by themselves alone."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind = kind
-        self.options: dict[str, Any] = {"epochs": 1, "steps": STEPS} if kind == "repeated" else {}
-        self.saved = folder / "saved"
-        self.synced = train(folder, 2, kind, **self.options)
-        self.trained_on = digests_by_step(folder / "log")
-        #: Optimizer steps of the first epoch.
-        self.first = 1 + max(step for epoch, step in self.trained_on[0] if epoch == 0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Embedding(258, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.scores(input_ids).square().mean()
 
 
-def train(folder: Path, ranks: int, kind: str, **options: Any) -> list[bool]:
-    """What every rank said alike of its batches: whether each was the last of a step."""
-    arguments = str(folder / "saved"), str(folder / "log"), kind
-    said = run(_train, ranks, folder / "ranks", arguments, options)
-    assert all(one == said[0] for one in said), "ranks step together"
-    return said[0]
+def train(start: Start) -> dict[str, Any]:
+    """The adapter; its options are "accumulate", "batch_size", "epochs" and "steps", and the loader's."""
+    usual = {"accumulate": 1, "batch_size": 4, "epochs": 9, "steps": 1000}
+    given = {name: start.options.get(name, value) for name, value in usual.items()}
+    more = {name: value for name, value in start.options.items() if name not in usual}
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=given["accumulate"])
+    torch.manual_seed(0)
+    model: Any = Model()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = loader(pipeline(start.kind, given["batch_size"]), accelerator, **more)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    step = start.step()
+    if step:
+        accelerator.load_state(str(start.checkpoint()))
+    while batches.epoch < given["epochs"] and step < given["steps"]:
+        epoch = batches.epoch
+        for batch in batches:
+            start.trained_on(epoch, step, batch)
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["input_ids"]))
+                optimizer.step()
+                optimizer.zero_grad()
+            step += accelerator.sync_gradients
+            if accelerator.sync_gradients and start.every and step % start.every == 0:
+                accelerator.save_state(str(start.saved / f"step-{step}"))
+            if step == given["steps"]:
+                break
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    return {"steps": step, "weights": weights_of(model)}
 
 
-def _train(arguments: tuple[str, str, str], options: dict[str, Any]) -> list[bool]:
-    return runs.train(*arguments, **options)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
-    made: dict[str, Whole] = {}
-
-    def of(kind: str) -> Whole:
-        if kind not in made:
-            made[kind] = Whole(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return of
-
-
-def from_step(found: Found, step: int) -> Found:
-    return [{key: had for key, had in rank.items() if key[1] >= step} for rank in found]
-
-
-def sequence(kind: str, epoch: int = 0) -> list[str]:
-    """The digests of an epoch's micro-batches, in the order of m; of an endless one, of the first few."""
-    pipe = runs.pipeline(kind)
-    for _ in range(epoch):
-        next(iter(pipe))
-    return [digest(batch["input_ids"]) for batch in islice(pipe, 10 * STEPS)]
-
-
-def position(checkpoint: Path) -> tuple[int, int]:
-    state = torch.load(checkpoint / "custom_checkpoint_0.pkl", weights_only=True)
-    return state["epoch"], state["batches"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
-        *product(("counted",), ("in epoch 0", "at its end", "at its start", "in epoch 1")),
-        *product(("filtered",), ("at its end", "in epoch 1")),
-        ("packed", "in epoch 1"),
-        ("repeated", "in epoch 0"),
-    ],
-)
-def test_a_run_that_is_killed_goes_on_with_the_same_batches(
-    kind: str, where: str, whole: Callable[[str], Whole], tmp_path: Path
-) -> None:
-    full = whole(kind)
-    step = {"in epoch 0": 3, "at its end": full.first, "at its start": full.first + 1}.get(
-        where, full.first + 4
-    )
-    saved = tmp_path / "killed" / "saved"
-    endless = {"epochs": 1, "steps": 1000} if kind == "repeated" else {"epochs": 50}
-    victim = Ranks(
-        _train,
-        2,
-        tmp_path / "ranks",
-        (str(saved), str(tmp_path / "killed" / "log"), kind),
-        {**endless, "pause": 0.03},
-    )
-    victim.kill_when(lambda: (saved / f"step-{step + 2}").exists())
-    before = digests_by_step(tmp_path / "killed" / "log")
-    assert max(key[1] for key in before[0]) > step, "it had gone on"
-
-    resume = str(saved / f"step-{step}")
-    synced = train(tmp_path / "resumed", 2, kind, resume=resume, **full.options)
-    assert digests_by_step(tmp_path / "resumed" / "log") == from_step(full.trained_on, step)
-    assert synced == full.synced[-len(synced) :]
-
-
-def test_a_short_accumulation_at_the_end_is_stepped_also_after_a_resume(tmp_path: Path) -> None:
-    for kind in ("counted", "filtered"):
-        folder = tmp_path / kind
-        synced = train(folder, 2, kind, accumulate=4)
-        count = len(synced) // 2
-        epoch = [number % 4 == 0 or number == count for number in range(1, count + 1)]
-        assert synced == epoch * 2
-        assert count % 4, "the last one is short"
-        for step in (1, count // 4):
-            resume = str(folder / "saved" / f"step-{step}")
-            again = train(tmp_path / f"{kind}-{step}", 2, kind, accumulate=4, resume=resume)
-            assert again == synced[4 * step :]
-
-
-@pytest.mark.parametrize(
-    ("kind", "epoch"), [*((kind, 0) for kind in KINDS), ("counted", 1), ("filtered", 1)]
-)
-def test_two_ranks_go_on_as_one(
-    kind: str, epoch: int, whole: Callable[[str], Whole], tmp_path: Path
-) -> None:
-    full = whole(kind)
-    checkpoint = full.saved / f"step-{3 if epoch == 0 else full.first + 4}"
-    saved_epoch, m = position(checkpoint)
-    assert (saved_epoch, m % 2) == (epoch, 0)
-    train(tmp_path, 1, kind, resume=str(checkpoint), **full.options)
-    (found,) = digests_by_step(tmp_path / "log")
-    rest = in_order([found], epoch)
-    had = in_order(full.trained_on, epoch)[:m]
-    expected = sequence(kind, epoch)
-    # Of an epoch that ends, all that was left: every row once.
-    assert had + rest == (expected[: m + len(rest)] if kind == "repeated" else expected)
-    assert rest
+#: For each kind: batches of an optimizer step, of which the last in an epoch has fewer where epochs end;
+#: steps in which the run is killed, in its first epoch and in its second; checkpoints at the end of an epoch
+#: and at the start of one.
+KINDS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "counted": (5, (3, 5), (3, 4)),
+    "filtered": (3, (3, 7), (4, 5)),
+    "packed": (3, (3, 5), ()),
+    "rows repeated": (2, (3, 7), ()),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_rank_goes_on_as_two(kind: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"accumulate": 1, "epochs": 1, "steps": STEPS}
-    train(tmp_path / "one", 1, kind, **options)
-    checkpoint = tmp_path / "one" / "saved" / "step-5"
-    assert position(checkpoint) == (0, 5)
-    train(tmp_path / "two", 2, kind, resume=str(checkpoint), **options)
-    first, second = digests_by_step(tmp_path / "two" / "log")
-    rest = in_order([second, first], 0)  # number 5 is the second rank's
-    expected = sequence(kind)[5:]
-    assert rest == expected[: len(rest)]
-    if kind != "repeated":  # what no longer makes a step of both is left out
-        assert len(expected) - len(rest) < (2 if kind == "counted" else 8)
+def test_a_killed_run_goes_on_on_any_number_of_ranks(kind: str, tmp_path: Path) -> None:
+    accumulate, holds, at = KINDS[kind]
+    endless = kind == "rows repeated"
+    options: dict[str, Any] = {"steps": 12} if endless else {"epochs": 2}
+    found = check_resumes(
+        train, tmp_path, kind, every=2, holds=holds, at=at, moved=(2, *at),
+        back=(1,) if kind == "packed" else (1, 5),
+        expected=plain(pipeline(kind)), ends=not endless, accumulate=accumulate, **options,
+    )  # fmt: skip
+    for name in ("whole", "alone") if not endless else ():
+        for notes in found[name].notes():
+            for epoch in (0, 1):  # what is left makes a step of its own
+                steps = [len(batches) for (of, _), batches in sorted(notes.items()) if of == epoch]
+                assert steps[:-1] == [accumulate] * (len(steps) - 1)
+                assert 0 < steps[-1] <= accumulate
 
 
-def test_metrics_have_every_row_once(tmp_path: Path) -> None:
-    sizes = (101, 96, 100, 7, 4, 3, 1)
-    cases = [(rows, 4, 0) for rows in sizes] + [(101, 4, 2), (9, 1, 0), (5, 100, 0)]
-    ranks = run(runs.evaluated, 2, tmp_path / "ranks", cases)
-    for number, (rows, batch_size, _) in enumerate(cases):
-        for found in (rank[number] for rank in ranks):
-            steps = ceil(ceil(rows / batch_size) / 2)
-            assert found["len"] == steps
-            assert len(found["passes"]) == 2
-            for epoch, one in enumerate(found["passes"]):
-                assert sorted(one["rows"]) == list(range(rows)), f"{rows} rows"
-                assert one["names"] == [f"row {row}" for row in one["rows"]]
-                assert len(one["sizes"]) == steps
-                assert one["last"] == [[epoch + 1, 0]]
-            # The evaluation within it changes nothing for the training around it.
-            assert found["synced"] == [False, True, False, True, True]
-            assert not found["in"]
-        both = [rank[number]["passes"][0]["sizes"] for rank in ranks]
-        assert both[0] == both[1], "ranks gather as many rows"
+def test_global_batches_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    check_global_batches(train, tmp_path, ["counted", "filtered"])
 
 
-def test_without_even_batches_ranks_end_apart(tmp_path: Path) -> None:
-    first, second = run(runs.apart, 2, tmp_path / "ranks")
-    assert (first["sizes"], second["sizes"]) == ([4, 4, 2], [4, 4])
-    assert (first["len"], second["len"]) == (3, 2)
-    assert first["even sizes"] == second["even sizes"] == [4, 4, 2]
+def test_global_batches_and_the_accelerator_must_fit() -> None:
+    pipe, accelerator = pipeline("counted"), Accelerator(cpu=True, gradient_accumulation_steps=3)
+    three = pipe.distributed(rank=0, world_size=3)
+    for given, batches, told in (
+        (pipe, 4, "gradient_accumulation_steps must be 4 for global_bat"),
+        (pipe, 0, "global_batches must be an integer of 1 or more"),
+        (three, 4, "global_batches must be divisible by 3 ranks, got 4"),
+    ):
+        with pytest.raises(tp.ConfigError, match=told):
+            loader(given, accelerator, global_batches=batches)
+    made = loader(pipe, accelerator, global_batches=3)
+    assert accelerator.gradient_accumulation_steps == 3
+    assert len(made) == len(pipe) // 3 * 3 == len(list(made))
 
 
-def test_an_evaluation_does_not_drop_the_wrong_rows(tmp_path: Path) -> None:
-    for told in run(runs.half_way, 2, tmp_path / "ranks", ""):
-        assert "start it anew" in told
+def numbered(
+    rows: int, tail: Literal["even", "uneven"] = "even", batch_size: int = 4
+) -> tp.Pipeline:
+    table = pa.table({"row": list(range(rows)), "name": [f"row {i}" for i in range(rows)]})
+    dealt = tp.from_arrow(table).sharding_filter(4, tail=tail)
+    return dealt.batch(batch_size).collate(format="torch")
 
 
+def check_metrics(
+    accelerator: Accelerator, batches: Any, rows: int, steps: int, epoch: int
+) -> None:
+    """An epoch of an evaluation gives each row once, as many of them to all ranks."""
+    found, names, sizes = [], [], []
+    for batch in batches:
+        sizes.append(len(batch["row"]))
+        found += accelerator.gather_for_metrics(batch["row"]).tolist()
+        names += accelerator.gather_for_metrics(batch["name"], use_gather_object=True)
+        state = batches.state_dict()
+    assert sorted(found) == list(range(rows)), f"{rows} rows"
+    assert names == [f"row {row}" for row in found]
+    assert len(batches) == len(sizes) == steps
+    assert (state["epoch"], state["batches"]) == (epoch + 1, 0)
+    first, second = gather_object([sizes])
+    assert first == second, "ranks gather as many rows"
+
+
+#: Of an evaluation: rows, batch size and workers.
+EVALUATED = [(rows, 4, 0) for rows in (101, 96, 100, 7, 4, 3, 1)]
+EVALUATED += [(101, 4, 2), (9, 1, 0), (5, 100, 0)]
+
+
+@pytest.mark.ranks(2)
+def test_metrics_have_every_row_once_and_training_around_an_evaluation_is_as_it_was() -> None:
+    for rows, batch_size, workers in EVALUATED:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model: Any = torch.nn.Linear(1, 1)
+        batches = loader(numbered(20, batch_size=2), accelerator)
+        valid = loader(numbered(rows, "uneven", batch_size), accelerator, num_workers=workers)
+        valid, model, batches = accelerator.prepare(valid, model, batches)
+        synced, epoch = [], 0
+        for number, _ in enumerate(batches, start=1):
+            with accelerator.accumulate(model):
+                synced.append(accelerator.sync_gradients)
+            if number in (2, 5):  # half way through an epoch, and at its end
+                check_metrics(accelerator, valid, rows, ceil(ceil(rows / batch_size) / 2), epoch)
+                epoch += 1
+        assert epoch == 2
+        assert synced == [False, True, False, True, True]
+        assert not accelerator.gradient_state.in_dataloader
+        accelerator.free_memory()
+
+
+@pytest.mark.ranks(2)
+def test_without_even_batches_ranks_end_apart() -> None:
+    config = DataLoaderConfiguration(even_batches=False)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    batches = loader(numbered(18, "uneven"), accelerator)
+    sizes = [[4, 4, 2], [4, 4]][accelerator.process_index]
+    assert [len(batch["row"]) for batch in batches] == sizes
+    assert len(batches) == len(sizes)
+    accelerator.even_batches = True
+    assert [len(batch["row"]) for batch in batches] == [4, 4, 2]
+
+
+@pytest.mark.ranks(2)
+def test_an_evaluation_does_not_drop_the_wrong_rows() -> None:
+    """It goes on on two ranks where one has stopped at an odd batch."""
+    accelerator = Accelerator(cpu=True)
+    valid = loader(numbered(38, "uneven"), accelerator)
+    valid.load_state_dict(numbered(38, "uneven").distributed(rank=0, world_size=1).state_at(5))
+    with pytest.raises(tp.ConfigError, match="start it anew"):
+        check_metrics(accelerator, valid, 38, 5, 0)
+
+
+@pytest.mark.ranks(2)
 def test_all_ranks_write_the_same_bytes(tmp_path: Path) -> None:
-    for rank in run(runs.same_bytes, 2, tmp_path / "ranks", str(tmp_path)):
-        assert rank[0] == rank[1]
+    accelerator = Accelerator(cpu=True)
+    for kind in ("counted", "filtered", "packed"):
+        batches = loader(pipeline(kind), accelerator)
+        list(zip(batches, range(3), strict=False))
+        path = tmp_path / str(accelerator.process_index) / kind / "state.bin"
+        path.parent.mkdir(parents=True)
+        torch.save(batches.state_dict(), path)
+        first, second = gather_object([path.read_bytes()])
+        assert first == second
 
 
-def test_bad_uses_are_told_what_to_write(tmp_path: Path) -> None:
-    for told in run(runs.bad_uses, 2, tmp_path / "ranks", str(tmp_path)):
-        for name, parts in {
-            "batches, dispatch None": [
-                "DataLoaderDispatcher shares out rows among 2 ranks",
-                "batch(4)",
-            ],
-            "batches, dispatch True": ["DataLoaderDispatcher shares out rows among 2 ranks"],
-            "batches, dispatch False": ["IterableDatasetShard shares out rows among 2 ranks"],
-            "prepare_data_loader of a pipeline": ["DataLoaderDispatcher shares out rows"],
-            "skip_first_batches": ["skip_first_batches()", "leave these out"],
-            "prepare_data_loader": ["prepare_data_loader()", "leave these out"],
-            "no accelerator": ["must be an accelerate.Accelerator, got 2; write loader(pipe, acc"],
-            "split_batches": [".batch(n // 2)"],
-            "uncounted": ["counted in advance", "even_batches=False"],
-            "no rows": ["pad_collate()"],
-            "single rows": ["got single rows", ".batch(32).pad_collate()"],
-        }.items():
-            for part in parts:
-                assert part in told[name], name
-            if name.startswith(("batches", "prepare_data_loader of")):
-                assert "loader(pipe, accelerator)" in told[name]
+def configured(pipe: Any, **settings: Any) -> Any:
+    config = DataLoaderConfiguration(**settings)
+    return Accelerator(cpu=True, dataloader_config=config).prepare(pipe)
 
 
-def test_ranks_that_are_not_the_processes_are_refused(tmp_path: Path) -> None:
-    for told in run(runs.other_ranks, 2, tmp_path / "ranks"):
-        assert "write loader(pipe.distributed(rank=0, world_size=1), accelerator)" in told[0]
-        assert "got 2 ranks and 1 replicas" in told[2]
-        assert "pipe.distributed(rank=..., world_size=...)" in told[2]
-        assert told[1::2] == ["38", "38"]
+def dispatched(pipe: tp.Pipeline, dispatch: bool | None) -> None:
+    list(configured(DataLoader(pipe, batch_size=None), dispatch_batches=dispatch))
 
 
-def test_batches_come_where_the_accelerator_says(tmp_path: Path) -> None:
-    (found,) = run(runs.sent, 1, tmp_path / "ranks")
-    on, off = [0, 1, "cpu", False], [0, 1]
-    assert found == [on, [0, 1, "cpu", True], off]
+WRITE = "loader(pipe, accelerator)"
+#: What is done with a pipeline and an accelerator, and what is said.
+BAD_USES: list[tuple[Callable[[tp.Pipeline, Accelerator], Any], list[str]]] = [
+    (lambda pipe, _: dispatched(pipe, None),
+     ["DataLoaderDispatcher shares out rows among 2 ranks", "batch(4)", WRITE]),
+    (lambda pipe, _: dispatched(pipe, True), ["DataLoaderDispatcher shares out rows among 2 ranks", WRITE]),
+    (lambda pipe, _: dispatched(pipe, False), ["IterableDatasetShard shares out rows among 2 ranks", WRITE]),
+    (lambda pipe, _: list(prepare_data_loader(DataLoader(pipe, batch_size=None), put_on_device=True)),
+     ["DataLoaderDispatcher shares out rows", WRITE]),
+    (lambda pipe, by: list(by.skip_first_batches(loader(pipe, by), 2)),
+     ["skip_first_batches()", "leave these out"]),
+    (lambda pipe, by: list(prepare_data_loader(loader(pipe, by))),
+     ["prepare_data_loader()", "leave these out"]),
+    (lambda pipe, _: loader(pipe, 2), ["must be an accelerate.Accelerator, got 2; write loader(pipe, acc"]),
+    (lambda pipe, _: loader(pipe, Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))), [".batch(n // 2)"]),
+    (lambda _, by: list(loader(numbered(40, "uneven").filter(lambda batch: True), by)),
+     ["counted in advance", "even_batches=False"]),
+    (lambda _, by: list(loader(numbered(40, "uneven").map(lambda batch: {"name": "x"}), by)),
+     ["pad_collate()"]),
+    (lambda _, by: loader(tp.from_dataset([{"x": 1}]), by), ["got single rows", ".batch(32).pad_collate()"]),
+]  # fmt: skip
 
 
+@pytest.mark.ranks(2)
+def test_bad_uses_are_told_what_to_write() -> None:
+    accelerator = Accelerator(cpu=True)
+    for use, parts in BAD_USES:
+        with pytest.raises((tp.ConfigError, tp.StateError)) as told:
+            use(pipeline("counted"), accelerator)
+        assert all(part in str(told.value) for part in parts), str(told.value)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("tensor_parallel", "told"),
+    [
+        (True, r"write loader\(pipe.distributed\(rank=0, world_size=1\), accelerator\)"),
+        (False, r"got 2 ranks and 1 replicas.*pipe.distributed\(rank=..., world_size=...\)"),
+    ],
+)
+def test_ranks_that_are_not_the_processes_are_refused(tensor_parallel: bool, told: str) -> None:
+    """Where both hold parts of one replica, and where there is one process."""
+    from accelerate.parallelism_config import ParallelismConfig  # not in all versions that work
+
+    accelerator: Any = Accelerator(cpu=tensor_parallel)
+    if tensor_parallel:  # Accelerate has it on GPUs alone
+        accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
+    with pytest.raises(tp.ConfigError, match=told):
+        loader(pipeline("counted"), accelerator)
+    alone = pipeline("counted").distributed(rank=0, world_size=1)
+    assert len(list(loader(alone, accelerator))) == 24
+
+
+class Batch(list):
+    """Notes where it is sent."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch([*self, torch.device(device).type, non_blocking])
+
+
+@pytest.mark.ranks(1)
+def test_batches_come_where_the_accelerator_says() -> None:
+    pipe = tp.from_dataset(range(2)).batch(2).map(Batch)
+    for placed, non_blocking, found in (
+        (True, False, [0, 1, "cpu", False]), (True, True, [0, 1, "cpu", True]), (False, False, [0, 1]),
+    ):  # fmt: skip
+        config = DataLoaderConfiguration(non_blocking=non_blocking)
+        accelerator = Accelerator(cpu=True, dataloader_config=config, device_placement=placed)
+        assert list(loader(pipe, accelerator)) == [found]
+
+
+@pytest.mark.ranks(2)
 def test_prepare_leaves_it_as_it_is_and_another_number_of_loaders_is_refused(
     tmp_path: Path,
 ) -> None:
-    for found in run(runs.kept, 2, tmp_path / "ranks", str(tmp_path / "saved")):
-        assert found["same"]
-        assert found["len"] == [19, 3, 19]
-        assert found["epochs"] == [True, False]
-        assert found["left"] == [False, 1]
-        assert "does not match the number of registered objects" in found["fewer"]
+    accelerator = Accelerator(cpu=True)
+    ours = loader(pipeline("counted"), accelerator)
+    model: Any = torch.nn.Linear(1, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler: Any = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    scheduler, again, model, optimizer = accelerator.prepare(scheduler, ours, model, optimizer)
+    assert again is accelerator.prepare(ours) is ours
+    taken = loader(pipeline("counted").take(7), accelerator)
+    assert [len(ours), len(taken), ours.loader.estimate_len()] == [12, 3, 12]
+    first, second = [[digest(batch["input_ids"]) for batch in ours] for _ in range(2)]
+    ours.set_epoch(0)
+    assert [digest(batch["input_ids"]) for batch in ours] == first != second
+    for _ in ours:
+        break
+    assert (accelerator.gradient_state.in_dataloader, ours.epoch) == (False, 1)
+    accelerator.save_state(str(tmp_path / "saved"))
+    accelerator.wait_for_everyone()  # the first rank writes the states of objects
+    other = Accelerator(cpu=True)
+    loader(pipeline("counted"), other)
+    with pytest.raises(RuntimeError, match="does not match the number of registered objects"):
+        other.load_state(str(tmp_path / "saved"))
 
 
-def test_another_batch_size_goes_on_if_allowed(
-    whole: Callable[[str], Whole], tmp_path: Path
-) -> None:
-    resume = str(whole("counted").saved / "step-3")
+def test_another_batch_size_goes_on_if_allowed(tmp_path: Path) -> None:
+    def resumed(name: str, **more: Any) -> Start:
+        given = {"batch_size": 2, "epochs": 1, **more}
+        return Start(tmp_path / name, tmp_path / "saved", resume=3, options=given)
+
+    first = Start(tmp_path / "first", tmp_path / "saved", every=3, options={"epochs": 1})
+    allowed = resumed("allowed", allow_changes=("batch_size",))
+    finish(train, 2, first, allowed)
+    assert [len(rank) for rank in allowed.notes()] == [(ROWS - 3 * 2 * 4) // 2 // 2] * 2
     with pytest.raises(AssertionError, match="stages/batch/batch_size: saved 4, now 2"):
-        train(tmp_path / "refused", 2, "counted", resume=resume, batch_size=2)
-    allowed = {"batch_size": 2, "allow_changes": ("batch_size",)}
-    synced = train(tmp_path / "allowed", 2, "counted", resume=resume, epochs=1, **allowed)
-    assert len(synced) == (runs.ROWS - 12 * 4) // 2 // 2
+        finish(train, 2, resumed("refused"))
 
 
-def example(folder: Path, ranks: int, name: str, *, kill_at: int | None = None) -> list[list[str]]:
-    """Run the script of the docs; the digests that each rank trained on."""
-    log = folder / name
-    files = ("--train", str(folder / "train.parquet"), "--valid", str(folder / "valid.parquet"))
-    saved = folder / "run"
-    started = Ranks(
-        runs.example, ranks, folder / f"{name}-ranks", str(log), *files, "--folder", str(saved)
-    )
-    if kill_at is None:
-        started.wait()
-        assert (folder / f"{name}-ranks" / "rank-0.txt").read_text().count("of 37 rows") >= 1
-    else:
-        started.kill_when(lambda: (saved / f"step-{kill_at:08}").exists())
-    return [had[0, 0] for had in digests_by_step(log)]
+def script(start: Start, *arguments: str) -> None:
+    """Run the script of the docs, noting what it trains on."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # as accelerate launch --cpu says
+    module = example("accelerate_loop")
+    start.begin()
+
+    class Noting(module.NextByte):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                start.trained_on(0, 0, {"input_ids": input_ids})
+                time.sleep(0.01)
+            return super().forward(input_ids, attention_mask)
+
+    module.NextByte = Noting
+    module.main(list(arguments))
 
 
 def test_the_script_of_the_docs_is_killed_and_goes_on_on_other_numbers_of_ranks(
@@ -290,24 +366,33 @@ def test_the_script_of_the_docs_is_killed_and_goes_on_on_other_numbers_of_ranks(
         pq.write_table(pa.table({"text": texts}), tmp_path / f"{name}.parquet", row_group_size=20)
     dealt = tp.list_files(tmp_path / "train.parquet").read_parquet().sharding_filter(24)
     pipe = dealt.shuffle(10_000, seed=0).tokenize("bytes").batch(4).pad_collate(max_length=64)
-    expected = [digest(batch["input_ids"]) for _ in range(2) for batch in pipe]
+    expected = list(chain.from_iterable(plain(pipe, 2)))
+    saved = tmp_path / "run"
+    given = [f"--{name}={tmp_path / name}.parquet" for name in ("train", "valid")]
+
+    def trained(name: str, ranks: int, kill_at: int | None = None) -> list[str]:
+        """The digests in their order, up to the last checkpoint of a run that is killed."""
+        start, folder = Start(tmp_path / name, saved), tmp_path / f"{name} ranks"
+        running = Ranks(script, ranks, folder, start, *given, f"--folder={saved}")
+        if kill_at is None:
+            running.wait()
+            assert "of 37 rows" in (folder / "rank-0.txt").read_text()
+        else:
+            running.kill_when(lambda: (saved / f"step-{kill_at:08}").exists())
+        return [d for turn in zip(*(of[0, 0] for of in start.notes()), strict=False) for d in turn]
 
     def position() -> int:
-        last = sorted((tmp_path / "run").glob("step-*"))[-1]
+        last = sorted(saved.glob("step-*"))[-1]
         state = torch.load(last / "custom_checkpoint_0.pkl", weights_only=True)
-        return 40 * state["epoch"] + state["batches"]
+        return int(40 * state["epoch"] + state["batches"])
 
-    first = example(tmp_path, 2, "first", kill_at=3)
-    m = position()
+    first, m = trained("first", 2, kill_at=3), position()
     assert 24 <= m < 40, "in epoch 0"
-    assert [d for turn in zip(*first, strict=False) for d in turn][:m] == expected[:m]
-    second = example(tmp_path, 2, "second", kill_at=7)
-    then = position()
+    assert first[:m] == expected[:m]
+    second, then = trained("second", 2, kill_at=7), position()
     assert 56 <= then < 80, "in epoch 1"
-    turns = [d for turn in zip(*second, strict=False) for d in turn]
-    assert turns[: then - m] == expected[m:then]
-    (third,) = example(tmp_path, 1, "third")
-    assert third == expected[then:]
+    assert second[: then - m] == expected[m:then]
+    assert trained("third", 1) == expected[then:]
 
 
 def test_batches_are_filled_up_with_their_own_rows() -> None:
@@ -323,3 +408,52 @@ def test_batches_are_filled_up_with_their_own_rows() -> None:
     assert (more["scale"], more["of"]) == (batch["scale"], ("y", 1))
     with pytest.raises(tp.ConfigError, match=r"lists of rows, got \{'x'"):
         _rows_in({"x": torch.tensor(1.0)})
+
+
+# Over plain DataLoaders
+
+
+def check_plain(
+    rows: int, dispatch: bool | None, epochs: int = 2, given: Any = None, **options: Any
+) -> None:
+    """Each row comes once where both ranks' batches divide them; else some first ones come again, which fill
+    up each worker's last batches to whole ones of both ranks."""
+    table = pa.table({"row": list(range(rows))})
+    pipe = tp.from_arrow(table).sharding_filter(4).shuffle(16, seed=1)
+    pipe = pipe if given is None else pipe.distributed(rank=rank(), world_size=given)
+    config = DataLoaderConfiguration(dispatch_batches=dispatch)
+    loader = DataLoader(pipe, batch_size=4, **options)
+    loader = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+    orders = []
+    for _ in range(epochs):
+        own = [batch["row"].tolist() for batch in loader]
+        both = gather_object([own])
+        assert len({len(batches) for batches in both}) == 1, "ranks take as many steps"
+        orders.append([row for batches in both for batch in batches for row in batch])
+        if rows % 32 == 0:
+            assert sorted(orders[-1]) == list(range(rows))
+            assert len(own) == len(loader)
+        else:
+            assert set(orders[-1]) == set(range(rows))
+            workers = max(1, options.get("num_workers", 0))
+            assert len(orders[-1]) - rows <= workers * 2 * 4 - 2
+    assert epochs == 1 or orders[0] != orders[1], "each epoch has an order of its own"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.ranks(2)
+def test_accelerate_gives_every_row_and_each_rank_is_told_once_who_shares_them_out() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        # Rows that both ranks' batches divide, and rows that they don't; with workers, those of each.
+        for rows, (workers, dispatch) in product(
+            (96, 101), ((0, None), (0, False), (2, True), (2, False))
+        ):
+            check_plain(rows, dispatch, num_workers=workers)
+        for dispatch in (True, False):
+            spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+            check_plain(101, dispatch, epochs=1, **spawned)
+            check_plain(101, dispatch, given=2)
+    told = [str(one.message) for one in said if "shares out rows" in str(one.message)]
+    ends = sorted(text.split(" so that ")[1].split(" reads")[0] for text in told)
+    assert ends == ["each rank", "the first rank"]

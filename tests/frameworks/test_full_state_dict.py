@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from itertools import islice
+from typing import Any
 
-from frameworks.plain_runs import come_late, saved_alone
-from frameworks.ranks import run
+import pytest
+import torch.distributed as dist
 
-
-def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path: Path) -> None:
-    first, second = run(saved_alone, 2, tmp_path / "ranks", False)
-    assert first[0].startswith(
-        "the state of all ranks is asked for by all of them after the same step, and rank 1 did not ask "
-        "within 1 s, rank 0 did"
-    )
-    assert first[1:4] == second[:3] == [6, 6, 6]
-    assert "batches" in first[4]
-    assert first[4] == second[3]
+import trainpipes as tp
+from frameworks.ranks import everyone
+from frameworks.runs import rank
+from trainpipes.state.merge import gather
 
 
-def test_where_batches_are_counted_a_rank_may_save_alone(tmp_path: Path) -> None:
-    first, second = run(saved_alone, 2, tmp_path / "ranks", True)
-    assert first == [6, 6, 6, 6, 2]
-    assert second == [6, 6, 6, 4]
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_rank_that_saves_alone_is_told_so_where_batches_are_not_counted(counted: bool) -> None:
+    dist.init_process_group("gloo")
+    rows = tp.from_dataset(range(200)).sharding_filter(num_shards=4)
+    pipe = rows.batch(4) if counted else rows.filter(lambda row: row % 3 > 0).batch(4).repeat()
+    loader = tp.Loader(pipe)
+    list(islice(loader, 3))
+
+    def told(timeout: float) -> Any:
+        try:
+            return loader.full_state_dict(timeout=timeout)["batches"]
+        except tp.StateError as error:
+            return str(error)
+
+    if rank() == 0 and counted:
+        assert told(1) == 6
+    elif rank() == 0:  # it does not wait for ever
+        assert told(1).startswith(
+            "the state of all ranks is asked for by all of them after the same step, and rank 1 did not ask "
+            "within 1 s, rank 0 did"
+        )
+    dist.barrier()
+    assert [told(30) for _ in range(3)] == [6, 6, 6]
+    list(islice(loader, 1 + rank()))  # one too many on the second
+    first, second = everyone(told(30))
+    assert (first, second) == (2, 4) if counted else first == second
+    assert counted or "batches" in first
 
 
-def test_ranks_agree_whether_one_came_too_late(tmp_path: Path) -> None:
-    tries = 20
-    first, second = run(come_late, 2, tmp_path / "ranks", tries)
-    assert first == second
-    for number, found in enumerate(first[:-1]):
-        assert found in (None, [[number, 0], [number, 1]])
-    assert first[-1] == [["last", 0], ["last", 1]]
+@pytest.mark.ranks(2)
+def test_ranks_agree_whether_one_came_too_late() -> None:
+    dist.init_process_group("gloo")
+    for number in range(20):
+        dist.barrier()
+        if rank():
+            time.sleep(0.19 + 0.002 * number)  # as the time of the other is over
+        try:
+            found = gather((number, rank()), (0, 1), 0.2, "it")
+        except tp.StateError:
+            found = None
+        first, second = everyone(found)
+        assert first == second
+        assert found is None or list(map(tuple, found)) == [(number, 0), (number, 1)]
+    assert list(map(tuple, gather(("last", rank()), (0, 1), 30, "it"))) == [
+        ("last", 0),
+        ("last", 1),
+    ]

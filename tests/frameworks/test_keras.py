@@ -21,6 +21,8 @@ import torch
 
 import trainpipes as tp
 from frameworks.example import example
+from frameworks.runs import Start, check_resumes
+from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
@@ -48,7 +50,7 @@ def filtered() -> tp.Pipeline:
 
 #: For each kind: the pipeline that trains, and batches of an epoch of Keras.
 KINDS: dict[str, tuple[Callable[[], tp.Pipeline], int]] = {
-    "counted": (lambda: counted().repeat(), 8),
+    "all": (lambda: counted().repeat(), 8),
     "filtered": (filtered, 5),
 }
 
@@ -58,18 +60,16 @@ def rows(batch: Any) -> list[int]:
 
 
 class Noting(keras.Sequential):
-    """A model that notes what it is trained on."""
+    """A model that tells its start what it is trained on, and notes what it is evaluated on."""
 
-    def __init__(self, interrupt_after: int = 1000):
+    def __init__(self, start: Start, step: int):
         super().__init__([keras.layers.Dense(1)])
-        self.trained: list[list[int]] = []
+        self.start, self.step = start, step
         self.tested: list[list[int]] = []
-        self.interrupt_after = interrupt_after
 
     def train_step(self, data: Any) -> Any:
-        if len(self.trained) == self.interrupt_after:
-            raise KeyboardInterrupt
-        self.trained.append(rows(data))
+        self.start.trained_on(0, self.step, {"input_ids": data[1]})
+        self.step += 1
         return super().train_step(data)
 
     def test_step(self, data: Any) -> Any:
@@ -77,39 +77,38 @@ class Noting(keras.Sequential):
         return super().test_step(data)
 
 
-def fit(folder: Path, kind: str, interrupt_after: int = 1000) -> Noting:
-    """Train as the script does, until it is interrupted or done."""
-    script, (made, steps) = example("keras_fit"), KINDS[kind]
-    script.SAVE_EVERY = 2
+def fit(start: Start) -> Noting:
+    """Train as the script does."""
+    script, (made, steps) = example("keras_fit"), KINDS[start.kind]
+    script.SAVE_EVERY = start.every or 1000
     keras.utils.set_random_seed(0)
-    model = Noting(interrupt_after)
+    model = Noting(start.begin(), start.step())
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
-    with suppress(KeyboardInterrupt):
-        script.fit(model, script.Batches(made(), steps), script.Batches(counted(), 8), folder)
+    script.fit(model, script.Batches(made(), steps), script.Batches(counted(), 8), start.saved)
     return model
 
 
+def train(start: Start) -> list[str]:
+    """The adapter: the weights that it has come to."""
+    return [digest(weights.value.detach()) for weights in fit(start).weights]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_epoch_goes_on_where_the_one_before_ended_and_evaluations_begin_anew(
-    kind: str, tmp_path: Path
-) -> None:
-    model = fit(tmp_path, kind)
-    made, steps = KINDS[kind]
-    assert model.trained == [rows(batch) for batch in islice(made(), 3 * steps)]
+def test_evaluations_begin_anew_in_every_epoch(kind: str, tmp_path: Path) -> None:
+    model = fit(Start(tmp_path, tmp_path / "saved", kind))
     assert model.tested == [rows(batch) for batch in counted()] * 3
 
 
-@pytest.mark.parametrize(("kind", "stop"), [("counted", 8), ("counted", 11), ("filtered", 4)])
-def test_an_interrupted_run_goes_on_with_the_batch_and_the_weights_it_would_have_had(
-    tmp_path: Path, kind: str, stop: int
+@pytest.mark.parametrize(("kind", "holds"), [("all", (8, 11)), ("filtered", (4,))])
+def test_a_killed_run_goes_on_with_the_batch_and_the_weights_it_would_have_had(
+    tmp_path: Path, kind: str, holds: tuple[int, ...]
 ) -> None:
-    whole = fit(tmp_path / "whole", kind)
-    killed, resumed = fit(tmp_path / "run", kind, stop), fit(tmp_path / "run", kind)
-    assert killed.trained == whole.trained[:stop]
-    assert resumed.trained == whole.trained[stop // 2 * 2 :]
-    for one, other in zip(whole.weights, resumed.weights, strict=True):
-        assert torch.equal(one.value, other.value)
-    assert len(list((tmp_path / "run").iterdir())) == 1
+    made, steps = KINDS[kind]
+    expected = [[digest(y) for _, y in islice(made(), 3 * steps)]]
+    found = check_resumes(
+        train, tmp_path, kind, ranks=1, every=2, holds=holds, expected=expected, ends=True
+    )
+    assert len(list(found["part-0"].saved.iterdir())) == 1
 
 
 class Stop(keras.callbacks.Callback):

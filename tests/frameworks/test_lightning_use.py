@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
@@ -25,7 +27,7 @@ from frameworks.lightning_runs import (
     make_trainer,
     pipeline,
 )
-from frameworks.steps import digests_by_step
+from frameworks.runs import Start
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations import lightning as lightning_module
 from trainpipes.integrations.lightning import PipelineDataModule
@@ -42,8 +44,8 @@ pytestmark = [
 
 def trained(folder: Path) -> list[str]:
     """The digests of what a run trained on, in order."""
-    (found,) = digests_by_step(folder)
-    return [content for _, (content,) in sorted(found.items())]
+    (found,) = Start(folder, folder).notes()
+    return [content for _, contents in sorted(found.items()) for content in contents]
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,9 @@ def trained(folder: Path) -> list[str]:
         ("filtered", {"max_steps": 30, "max_epochs": -1, "accumulate_grad_batches": 2}),
         ("filtered", {"limit_train_batches": 4}),
         ("repeated", {"limit_train_batches": 5}),
-        ("packed", {"limit_train_batches": 5, "data": {"num_workers": 2}}),
-        ("packed", {"max_steps": 14, "max_epochs": -1, "validates": True, "val_check_interval": 5,
-                    "check_val_every_n_epoch": None}),
+        ("packed repeated", {"limit_train_batches": 5, "data": {"num_workers": 2}}),
+        ("packed repeated", {"max_steps": 14, "max_epochs": -1, "validates": True, "val_check_interval": 5,
+                             "check_val_every_n_epoch": None}),
         ({"a": "counted", "b": "short"}, {"accumulate_grad_batches": 3}),
     ],
 )  # fmt: skip
@@ -75,7 +77,7 @@ def test_every_checkpoint_goes_on_with_what_would_have_come(
     )
     for path in {*paths[::5], *(whole / "checkpoints").glob("end-*.ckpt")}:
         resumed = tmp_path / path.stem
-        fit(resumed, kind, checkpoint=str(path), **options)
+        fit(resumed, kind, checkpoint=path, **options)
         if (resumed / "steps-00.txt").read_text():
             got = trained(resumed)
             assert got == expected[-len(got) :], path.stem
@@ -85,14 +87,14 @@ def test_every_checkpoint_goes_on_with_what_would_have_come(
             assert len(got) == len(expected) - done["total"]["processed"], path.stem
 
 
-@pytest.mark.parametrize("kind", ["counted", "filtered", "packed"])
+@pytest.mark.parametrize("kind", ["counted", "filtered", "packed repeated"])
 def test_what_is_saved_when_fit_is_over_goes_on_with_more_steps(tmp_path: Path, kind: str) -> None:
     whole = fit(tmp_path / "whole", kind, max_steps=30, max_epochs=-1)
     for steps in (5, 12, 20):
         ended = fit(tmp_path / f"ended-{steps}", kind, max_steps=steps, max_epochs=-1)
         ended.save_checkpoint(tmp_path / "final.ckpt")
         resumed = tmp_path / f"resumed-{steps}"
-        fit(resumed, kind, checkpoint=str(tmp_path / "final.ckpt"), max_steps=30, max_epochs=-1)
+        fit(resumed, kind, checkpoint=tmp_path / "final.ckpt", max_steps=30, max_epochs=-1)
         assert trained(resumed) == trained(tmp_path / "whole")[steps:]
     assert whole.global_step == 30
 
@@ -162,7 +164,7 @@ def test_the_batch_size_may_change(tmp_path: Path) -> None:
 
     trainer = fit(tmp_path / "first", make(4), max_steps=5, max_epochs=-1)
     trainer.save_checkpoint(tmp_path / "five.ckpt")
-    told = {"checkpoint": str(tmp_path / "five.ckpt"), "max_steps": 7, "max_epochs": -1}
+    told = {"checkpoint": tmp_path / "five.ckpt", "max_steps": 7, "max_epochs": -1}
     with pytest.raises(tp.StateError, match="batch_size: saved 4, now 8"):
         fit(tmp_path / "refused", make(8), **told)
     fit(tmp_path / "larger", make(8), data={"allow_changes": ["batch_size"]}, **told)
@@ -176,7 +178,7 @@ def as_ids(row: int) -> dict[str, Any]:
 def test_a_loader_without_the_module_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for given in (tp.Loader(pipeline("counted")), pipeline("packed")):
+    for given in (tp.Loader(pipeline("counted")), pipeline("packed repeated")):
         monkeypatch.setattr(warn_once, "_warned", set())
         with pytest.warns(UserWarning, match=r"datamodule=.*PipelineDataModule\(train=pipe\)"):
             make_trainer(tmp_path, max_steps=2).fit(Model(), given)
@@ -190,7 +192,7 @@ def test_a_checkpoint_without_the_position_is_refused(tmp_path: Path) -> None:
     trainer.fit(Model(), datamodule=Other(pipeline("counted")))
     trainer.save_checkpoint(tmp_path / "other.ckpt")
     with pytest.raises(tp.StateError, match="has no position of this PipelineDataModule"):
-        fit(tmp_path / "run", "counted", checkpoint=str(tmp_path / "other.ckpt"))
+        fit(tmp_path / "run", "counted", checkpoint=tmp_path / "other.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,27 @@ def test_evaluation_that_would_leave_rows_out_is_warned_of_or_refused(
     ):
         validate(tmp_path, held_out().repeat())
     validate(tmp_path, held_out().repeat(), limit_val_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("world", "options", "told"),
+    [
+        (1, {"accumulate_grad_batches": 3}, "accumulate_grad_batches must be 4 for global_batches"),
+        (1, {"limit_train_batches": 6}, "limit_train_batches must be divisible by the 4"),
+        (1, {"callbacks": [GradientAccumulationScheduler({0: 2})]},
+         "leave the GradientAccumulationScheduler out"),
+        (3, {}, "global_batches must be divisible by 3 ranks, got 4"),
+        (1, {}, None),
+    ],
+)  # fmt: skip
+def test_global_batches_and_the_trainer_must_fit(
+    world: int, options: dict[str, Any], told: str | None, tmp_path: Path
+) -> None:
+    pipe = pipeline("counted").distributed(rank=0, world_size=world)
+    trainer = make_trainer(tmp_path, max_epochs=1, **options)
+    with nullcontext() if told is None else pytest.raises(tp.ConfigError, match=told):
+        trainer.fit(Model(), datamodule=PipelineDataModule(train=pipe, global_batches=4))
+        assert (trainer.accumulate_grad_batches, trainer.global_step) == (4, 12 // 4)
 
 
 @pytest.mark.parametrize("state", [None, {}, [], "x", {"val": 1}])

@@ -1,13 +1,20 @@
-"""Loops with the interfaces of torchtitan, torchtune, nanochat and nanoGPT, killed and resumed exactly."""
+"""Loops with the interfaces of torchtitan, torchtune, nanochat and nanoGPT, killed and resumed exactly.
+
+Each asks of its data loader what those of torchtitan 0.3.0, torchtune 0.6.1 and nanochat's base_train ask of
+theirs, in the same order.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from itertools import islice
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +22,206 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.nn.functional import cross_entropy
 
-from frameworks import loops_runs
 from frameworks.example import example
-from frameworks.loops_runs import LOOPS, B, T, titan_example
-from frameworks.ranks import Ranks, run
-from frameworks.steps import by_step
+from frameworks.runs import Start, check_resumes, finish
+
+B, T = 4, 32
+
+
+class Training:
+    """A model that scores bytes, and the start that is told what it is trained on."""
+
+    def __init__(self, start: Start) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        self.start, self.rank, self.ranks = start, dist.get_rank(), dist.get_world_size()
+        self.model = torch.nn.Embedding(258, 258)
+
+    def step(self, step: int, ids: torch.Tensor, targets: torch.Tensor, ignored: int) -> None:
+        assert ids.shape == targets.shape
+        loss = cross_entropy(self.model(ids).flatten(0, 1), targets.flatten(), ignore_index=ignored)
+        dist.all_reduce(loss.detach())  # ranks take each step together
+        self.start.trained_on(0, step, {"input_ids": ids})
+
+    def saves(self, step: int) -> Path | None:
+        """Where to save after a step, if at all."""
+        every = self.start.every
+        self.start.saved.mkdir(parents=True, exist_ok=True)
+        return self.start.saved / f"step-{step}" if every and step % every == 0 else None
+
+
+# torchtitan
+
+
+class BaseDataLoader(ABC):
+    """What torchtitan's class of this name asks of a data loader: a Config that builds it, and a state."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        dataset: str = ""
+        dataset_path: str | None = None
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class NewBaseDataLoader(BaseDataLoader):
+    """The class of main, since it reads by Grain: its Config names no data."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config: ...
+
+
+def titan_example(main: bool = False) -> Any:
+    """docs/examples/loops/for_torchtitan.py, over torchtitan itself where it is installed; or as on main."""
+    loader = "torchtitan.components.data.loader" if main else "torchtitan.components.dataloader"
+    try:
+        import_module(loader)
+    except ImportError:
+        parts = loader.split(".")
+        for end in range(1, len(parts) + 1):
+            sys.modules.setdefault(".".join(parts[:end]), ModuleType(parts[end - 1]))
+        base = NewBaseDataLoader if main else BaseDataLoader
+        sys.modules[loader].BaseDataLoader = base  # type: ignore[attr-defined]
+    return example("loops/for_torchtitan")
+
+
+def torchtitan(start: Start) -> None:
+    """As torchtitan's Trainer: the loader in DCP beside the model, one state for each data-parallel rank."""
+    training, infinite = Training(start), start.options.get("infinite", True)
+    made = titan_example().PipelineDataLoader
+    config = made.Config(files=start.kind, num_shards=4, infinite=infinite)
+    assert {"dataset", "dataset_path", "infinite"} <= {field.name for field in fields(config)}
+    loader = made(
+        config=config, dp_world_size=training.ranks, dp_rank=training.rank,
+        tokenizer=SimpleNamespace(tokenizer="bytes", eos_id=256), seq_len=T, local_batch_size=B,
+        snapshot_every_n_steps=start.every or 1,
+    )  # fmt: skip
+    parts = {"dataloader": loader, "model": training.model}
+    step, found = start.step(), start.checkpoint()
+    if found is not None:
+        dcp.load(parts, checkpoint_id=found)
+    batches = iter(loader)
+    while step < start.options["steps"]:
+        step += 1
+        try:
+            inputs, labels = next(batches)
+        except StopIteration:
+            break
+        assert set(inputs) == {"input", "positions"}
+        assert labels.numel() == inputs["positions"].numel() == B * T or not infinite
+        training.step(step - 1, inputs["input"], labels, -100)
+        if to := training.saves(step):
+            dcp.save(parts, checkpoint_id=to)
+
+
+# torchtune
+
+
+class FullFinetuneRecipe:
+    """What a recipe of torchtune does with its data."""
+
+    def setup(self, cfg: dict[str, Any], training: Training) -> None:
+        self.cfg, self.training = cfg, training
+        self.dp_rank, self.dp_size = training.rank, training.ranks
+        self.epochs_run = self.global_step = 0
+        found = training.start.checkpoint()
+        if found is not None:
+            self._update_recipe_state(torch.load(found, weights_only=True))
+        self._dataloader = self._setup_data(
+            cfg_dataset=cfg["dataset"], shuffle=cfg["shuffle"], batch_size=cfg["batch_size"],
+            collate_fn="torchtune.data.padded_collate_sft",
+        )  # fmt: skip
+        self._steps_per_epoch = len(self._dataloader)
+
+    def _update_recipe_state(self, ckpt_dict: dict[str, Any]) -> None:
+        self.epochs_run, self.global_step = ckpt_dict["epochs_run"], ckpt_dict["global_step"]
+
+    def _setup_data(self, **_: Any) -> Any:
+        raise NotImplementedError
+
+    def save_checkpoint(self) -> None:
+        path = self.training.saves(self.global_step)
+        if path is not None:
+            progress = {
+                "epochs_run": self.epochs_run,
+                "total_epochs": self.cfg["epochs"],
+                "global_step": self.global_step,
+                "dataloader": self._dataloader.state_dict(),
+            }
+            if self.training.rank == 0:
+                torch.save(progress, path)
+
+    def train(self) -> None:
+        for epoch in range(self.epochs_run, self.cfg["epochs"]):
+            self._dataloader.sampler.set_epoch(epoch)
+            for batch in self._dataloader:
+                labels = batch.pop("labels")
+                assert set(batch) == {"tokens"}
+                shifted = torch.hstack((labels[..., 1:], torch.full((len(labels), 1), -100)))
+                self.training.step(self.global_step, batch["tokens"], shifted, -100)
+                self.global_step += 1
+                self.save_checkpoint()
+            self.epochs_run += 1
+            self.save_checkpoint()
+
+
+def torchtune(start: Start) -> None:
+    """As a recipe of torchtune, and saved in the middle of epochs, too."""
+    mixin = example("loops/for_torchtune").FromPipeline
+    recipe = type("Recipe", (mixin, FullFinetuneRecipe), {})()
+    dataset = {"files": start.kind, "tokenizer": "bytes"}
+    cfg = {"dataset": dataset, "shuffle": True, "batch_size": B, "epochs": 3}
+    recipe.setup(cfg, Training(start))
+    recipe.train()
+
+
+# nanochat and nanoGPT
+
+
+def _generator(start: Start, make: Any) -> None:
+    """As nanochat's base_train: the next batch is fetched before the step is over and before it is saved."""
+    adapter = example("loops/for_nanochat")
+    adapter.NUM_SHARDS = 4  # each packs windows of a thousand documents
+    training, found, step = Training(start), start.checkpoint(), start.step()
+    loader = make(adapter, None if found is None else json.loads(found.read_text()))
+    x, y, state = next(loader)
+    while step < start.options["steps"]:
+        to = training.saves(step) if step > start.step() else None
+        if to is not None:
+            content = adapter.of_all_ranks(state)
+            if training.rank == 0:
+                to.write_text(json.dumps(content))
+        assert x.shape == y.shape == (B, T)
+        training.step(step, x, y, -1)
+        x, y, state = next(loader)
+        step += 1
+
+
+def nanochat(start: Start) -> None:
+    _generator(
+        start, lambda adapter, state: adapter.documents(start.kind, "bytes", B, T, "cpu", state)
+    )
+
+
+def nanogpt(start: Start) -> None:
+    _generator(start, lambda adapter, state: adapter.tokens(start.kind, B, T, "cpu", state))
+
+
+LOOPS = {loop.__name__: loop for loop in (torchtitan, torchtune, nanochat, nanogpt)}
+
 
 EOS = 256
-MICRO_BATCHES = 60  # of a whole run
 
 
 @pytest.fixture(scope="module")
@@ -44,68 +242,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def last_of(name: str, ranks: int) -> int:
-    """Steps of a whole run, or its epochs."""
-    return 3 if name == "torchtune" else MICRO_BATCHES // ranks
-
-
-def saved_step(name: str, folder: Path) -> int:
-    """The step after which the last checkpoint was saved, 0 if there is none."""
-    if name == "torchtitan":
-        whole = [path.parent.name for path in folder.glob("checkpoints/step-*/.metadata")]
-        return max((int(found.removeprefix("step-")) for found in whole), default=0)
-    if name == "torchtune":
-        path = folder / "recipe_state.pt"
-        return int(torch.load(path, weights_only=True)["global_step"]) if path.exists() else 0
-    path = folder / "meta.json"
-    return int(json.loads(path.read_text())["step"]) if path.exists() else 0
-
-
-def steps_of(folder: Path) -> list[dict[int, str]]:
-    """For each rank: by step, the digest of what was trained on."""
-    return [{step: content for step, (content,) in found.items()} for found in by_step(folder)]
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_that_is_killed_goes_on_exactly_on_two_ranks_and_on_one(
     name: str, data: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = str(tmp_path), data[name], "whole", last_of(name, 1)
-    run(LOOPS[name], 1, tmp_path / "ranks", *arguments, seconds=250)
-    (steps,) = steps_of(tmp_path / "whole")
-    whole = [steps[step] for step in range(len(steps))]
-    folder, killed_at = tmp_path / "run", 17  # in epoch 1
-    folder.mkdir()
-
-    def start(folder: Path, ranks: int, called: str, before: int = 0) -> Ranks:
-        """Steps that two ranks have done before count twice."""
-        last = last_of(name, ranks) - (0 if name == "torchtune" else before)
-        arguments = str(folder), data[name], called, last
-        return Ranks(LOOPS[name], ranks, folder / f"ranks-{called}", *arguments)
-
-    (folder / "1.hold").write_text(str(killed_at))
-
-    def ready() -> bool:
-        return [max(found, default=0) for found in steps_of(folder / "1")] == [killed_at] * 2
-
-    start(folder, 2, "1").kill_when(ready, 250)
-    step = saved_step(name, folder)
-    assert step == killed_at // 3 * 3
-    alone = tmp_path / "alone"
-    shutil.copytree(folder, alone)
-    start(folder, 2, "2").wait(250)
-    for called, first in (("1", 0), ("2", step)):
-        for rank, found in enumerate(steps_of(folder / called)):
-            assert list(found) == list(range(first, first + len(found)))
-            assert found == {at: whole[2 * at + rank] for at in found}, f"{called}, rank {rank}"
-    assert max(steps_of(folder / "2")[0]) == len(whole) // 2 - 1
-
-    start(alone, 1, "2", before=step).wait(250)
-    (found,) = steps_of(alone / "2")
-    assert min(found) == step
-    assert found == {at: whole[step + at] for at in found}  # two in each step before, then one
-    assert len(found) >= 15
+    found = check_resumes(
+        LOOPS[name], tmp_path, data[name], every=3, holds=(17,), moved=(15,), steps=30
+    )
+    (moved,) = found["moved-15"].notes()
+    assert len(moved) >= 15
 
 
 def documents() -> set[bytes]:
@@ -215,10 +361,11 @@ def test_torchtunes_tokens_and_labels(data: dict[str, str]) -> None:
 def test_torchtitans_validation_ends_on_both_ranks_at_one_step(
     data: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments: tuple[Any, ...] = str(tmp_path), data["torchtitan"], "finite", 10_000, False
-    run(loops_runs.torchtitan, 2, tmp_path / "ranks", *arguments)
-    first, second = steps_of(tmp_path / "finite")
+    options = {"steps": 10_000, "infinite": False}
+    start = Start(tmp_path / "finite", tmp_path, data["torchtitan"], options=options)
+    finish(torchtitan, 2, start)
+    first, second = start.notes()
     assert first.keys() == second.keys()
     assert len(first) > 5
-    given = [*first.values(), *second.values()]
+    given = [*chain.from_iterable(first.values()), *chain.from_iterable(second.values())]
     assert len(set(given)) == len(given)

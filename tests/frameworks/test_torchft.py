@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -25,8 +21,8 @@ pytest.importorskip("torchft")
 from torchft.coordination import LighthouseServer
 
 import trainpipes as tp
-from frameworks.example import EXAMPLES, example
-from frameworks.ranks import free_port
+from frameworks.example import example
+from frameworks.ranks import Ranks, free_port
 from trainpipes.testing import digest
 
 
@@ -105,41 +101,19 @@ def test_a_group_with_other_data_is_refused() -> None:
 # With torchft itself
 
 
-class Group:
+def take_part(name: int, lighthouse: str, rows: str) -> None:
     """A replica group of docs/examples/torchft_groups.py, of one process."""
+    os.environ.update(GROUP=str(name), TORCHFT_LIGHTHOUSE=lighthouse)
+    example("torchft_groups").main(rows, 100_000)
 
-    def __init__(self, name: int, lighthouse: str, output: Path, *arguments: str) -> None:
-        environment = {
-            **os.environ,
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "GROUP": str(name),
-            "TORCHFT_LIGHTHOUSE": lighthouse,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "RUST_LOG": "warn",
-        }
-        self.output = output
-        command = [sys.executable, str(EXAMPLES / "torchft_groups.py"), *arguments]
-        with output.open("wb") as file:
-            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
-    def said(self) -> str:
-        return self.output.read_text(errors="replace")
+#: Step, groups, number, digest of the batch, and whether it was committed.
+Step = tuple[int, int, int, str, bool]
 
-    def steps(self) -> list[tuple[int, int, int, str, bool]]:
-        """Step, groups, number, digest of the batch, and whether it was committed."""
-        lines = re.findall(r"step (\d+), (\d+) groups: (\d+) (\w{16}) (committed|not)", self.said())
-        return [(int(s), int(g), int(n), d, c == "committed") for s, g, n, d, c in lines]
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float = 250) -> None:
-        end = time.monotonic() + seconds
-        while not ready():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < end, self.said()
-            time.sleep(0.02)
+def steps_of(group: Ranks) -> list[Step]:
+    lines = re.findall(r"step (\d+), (\d+) groups: (\d+) (\w{16}) (committed|not)", group.said())
+    return [(int(s), int(g), int(n), d, c == "committed") for s, g, n, d, c in lines]
 
 
 @contextmanager
@@ -161,37 +135,37 @@ def test_a_killed_group_comes_back_and_all_take_each_batch_once(tmp_path: Path) 
     rows = tmp_path / "rows.parquet"
     texts = [f"row {i} " + "and more " * (i % 7) for i in range(600)]
     pq.write_table(pa.table({"text": texts}), rows, row_group_size=50)
-    made: list[Group] = []
+    started: list[Ranks] = []
     with lighthouse() as address:
 
-        def group(name: int) -> Group:
-            made.append(Group(name, address, tmp_path / f"{len(made)}.txt", str(rows), "100000"))
-            return made[-1]
+        def group(name: int) -> Ranks:
+            folder = tmp_path / f"group-{len(started)}"
+            started.append(Ranks(take_part, 1, folder, name, address, str(rows)))
+            return started[-1]
 
-        def together(one: Group, groups: int, steps: int, after: int = -1) -> Callable[[], bool]:
-            def ready() -> bool:
-                found = [step for step, of, _, _, done in one.steps() if done and of == groups]
-                return sum(step > after for step in found) >= steps
-
-            return ready
+        def wait_for(group: Ranks, groups: int, after: int = -1) -> None:
+            """Until a group has committed five steps with so many."""
+            group.wait_until(
+                lambda: (
+                    sum(s > after and of == groups and c for s, of, _, _, c in steps_of(group)) >= 5
+                )
+            )
 
         first, second = group(0), group(1)
         try:
-            first.wait_until(together(first, 2, 5))
-            second.process.send_signal(signal.SIGKILL)
-            second.process.wait()
-            lost = second.steps()[-1][0]
-            first.wait_until(together(first, 1, 5, lost))
+            wait_for(first, 2)
+            second.kill()
+            lost = steps_of(second)[-1][0]
+            wait_for(first, 1, lost)
             third = group(1)  # in its place
-            first.wait_until(together(first, 2, 5, lost))
-            third.wait_until(together(third, 2, 5, lost))
+            wait_for(first, 2, lost)
+            wait_for(third, 2, lost)
         finally:
-            for one in made:
-                one.process.kill()
-                one.process.wait()
+            for one in started:
+                one.kill()
 
     script = example("torchft_groups")
-    found = [one.steps() for one in made]
+    found = [steps_of(one) for one in started]
     whole = found[0]
     last = min(whole[-1][0], found[2][-1][0])
     expected = [

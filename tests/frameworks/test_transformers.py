@@ -2,139 +2,116 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import transformers
+from transformers import TrainingArguments
 
-from frameworks.ranks import Ranks, run
-from frameworks.steps import by_step
-from frameworks.transformers_runs import (
-    batches_in_a_plain_trainer,
-    each_by_itself,
-    resumed_from,
-    script,
-    train,
-    train_plain,
+import trainpipes as tp
+from frameworks import transformers_runs as runs
+from frameworks.ranks import run
+from frameworks.runs import (
+    Start,
+    between,
+    check_global_batches,
+    check_resumes,
+    finish,
+    pipeline,
+    plain,
 )
+from trainpipes.integrations.transformers import Trainer
 
-#: For each kind of pipeline: optimizer steps of the first epoch on 2 ranks, and what to train with.
-KINDS: dict[str, tuple[int, dict[str, Any]]] = {
-    "counted": (3, {"num_train_epochs": 3, "gradient_accumulation_steps": 5}),
-    "filtered": (3, {"max_steps": 8, "gradient_accumulation_steps": 3}),
-    "packed": (3, {"max_steps": 8, "gradient_accumulation_steps": 2, "dataloader_num_workers": 2}),
-    "endless": (3, {"max_steps": 8, "gradient_accumulation_steps": 3}),
-}
-
-
-def sequence(notes: Path) -> list[str]:
-    """The digests in the order of the one sequence: ranks take turns."""
-    ranks = [[one for step in sorted(rank) for one in rank[step]] for rank in by_step(notes)]
-    return [one for turn in zip(*ranks, strict=True) for one in turn]
-
-
-def since(ranks: list[dict[int, list[str]]], step: int) -> list[dict[int, list[str]]]:
-    return [{at: found for at, found in rank.items() if at >= step} for rank in ranks]
-
-
-def killed_before(
-    step: int, expected: list[dict[int, list[str]]], folder: Path, *arguments: Any
-) -> None:
-    """Train on 2 ranks up to a step, and kill them."""
-    notes, *rest, given = arguments
-    ranks = Ranks(train, 2, folder, notes, *rest, step, given)
-    last = [len(rank[step - 1]) for rank in expected]
-    ranks.kill_when(lambda: [len(rank.get(step - 1, [])) for rank in by_step(notes)] == last)
+#: For each kind of pipeline: what to train with, of 12 batches an epoch on 2 ranks where they are counted;
+#: checkpoints at the end of the first epoch and at the start of the second; those of two ranks and of one,
+#: from which one and two go on.
+KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "counted": ({"num_train_epochs": 3, "gradient_accumulation_steps": 5}, (3, 4), (2, 3), (2, 4)),
+    "filtered": ({"max_steps": 8, "gradient_accumulation_steps": 3}, (4, 5), (), ()),
+    "packed": (
+        {"max_steps": 8, "gradient_accumulation_steps": 2, "dataloader_num_workers": 2}, (4, 5), (), (),
+    ),
+    "filtered repeated": (
+        {"max_steps": 8, "gradient_accumulation_steps": 3}, (3, 4), (2, 4), (2, 4),
+    ),
+}  # fmt: skip
+#: Steps of three counted epochs: two ranks make 3 of one, one rank makes 5.
+STEPS = {"whole": 9, "part-2": 9, "at-3": 9, "at-4": 9, "alone": 15}
+STEPS |= {"moved-2": 2 + 1 + 10, "moved-3": 3 + 10, "back-2": 2 + 2 + 6, "back-4": 4 + 1 + 6}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_resumed_exactly(kind: str, tmp_path: Path) -> None:
-    first_epoch, given = KINDS[kind]
-    saves = {**given, "save_strategy": "steps", "save_steps": 1}
-    output = tmp_path / "output"
-    told = run(train, 2, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves)
-    expected = by_step(tmp_path / "notes")
-    assert told[0] == told[1]
-
+def test_a_killed_run_goes_on_on_any_number_of_ranks(kind: str, tmp_path: Path) -> None:
+    given, at, moved, back = KINDS[kind]
     # Killed in its first epoch, and in the second: after a checkpoint, and a step more.
-    some = {**given, "save_strategy": "steps", "save_steps": 2}
-    killed = tmp_path / "killed"
-    first, second, third = (tmp_path / f"notes-{part}" for part in (1, 2, 3))
-    killed_before(3, expected, tmp_path / "kill-1", first, kind, killed, None, some)
-    killed_before(5, expected, tmp_path / "kill-2", second, kind, killed, True, some)
-    ended = run(train, 2, tmp_path / "end", third, kind, killed, True, None, some)
-    assert by_step(first) == [{at: rank[at] for at in range(3)} for rank in expected]
-    assert by_step(second) == [{at: rank[at] for at in range(2, 5)} for rank in expected]
-    assert by_step(third) == since(expected, 4)
-    assert ended == told
-
-    # At an epoch's very end, and at its start.
-    steps = [first_epoch, first_epoch + 1]
-    resumed = run(resumed_from, 2, tmp_path / "ends", tmp_path / "at", kind, output, steps, given)
-    for place, step in enumerate(steps):
-        assert by_step(tmp_path / "at" / str(step)) == since(expected, step)
-        assert [rank[place] for rank in resumed] == told
+    found = check_resumes(
+        runs.train, tmp_path, kind, every=2, holds=(3, 5), at=at, moved=moved, back=back,
+        expected=[list(chain.from_iterable(plain(pipeline(kind))))] if moved else None,
+        ends=kind == "counted", **given,
+    )  # fmt: skip
+    told = {name: start.outcome() for name, start in found.items() if start.hold is None}
+    steps = {name: outcome["steps"] for name, outcome in told.items()}
+    assert steps == (STEPS if kind == "counted" else dict.fromkeys(told, 8))
+    assert kind != "counted" or {outcome["epoch"] for outcome in told.values()} == {3}
 
 
-@pytest.mark.parametrize("kind", ["counted", "endless"])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_another_number_of_ranks_goes_on_with_the_sequence(
-    kind: str, before: int, after: int, tmp_path: Path
-) -> None:
-    given = {"gradient_accumulation_steps": 2}
-    given |= {"num_train_epochs": 2} if kind == "counted" else {"max_steps": 15}
-    saves = {**given, "save_strategy": "steps", "save_steps": 4}
-    output = tmp_path / "output"
-    told = run(
-        train, before, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves
-    )[0]
-    whole = sequence(tmp_path / "notes")
-    taken = 4 * 2 * before  # batches of all ranks at the first checkpoint
-    resumed = run(resumed_from, after, tmp_path / "on", tmp_path / "at", kind, output, [4], given)
-    got = sequence(tmp_path / "at" / "4")
-    both = min(len(got), len(whole) - taken)
-    assert got[:both] == whole[taken:][:both]
-    assert both > len(whole) // 3
-    if kind == "counted":  # 24 batches an epoch: as many epochs, in other steps
-        assert got == whole[taken:]
-        assert resumed[0][0]["epoch"] == told["epoch"] == 2
-        assert resumed[0][0]["steps"] == 4 + -(-(24 - taken) // after // 2) + 24 // after // 2
-    else:
-        assert resumed[0][0]["steps"] == told["steps"] == 15
+def test_global_batches_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    check_global_batches(runs.train, tmp_path, ["counted", "filtered"])
 
 
 def test_rows_in_a_plain_trainer_come_once_an_epoch(tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        told = run(train_plain, ranks, folder / "a", folder / "notes", folder / "output", None)
-        found = by_step(folder / "notes")
-        steps = 12 // ranks
-        assert told[0]["steps"] == 2 * steps
+    for ranks, at in ((1, 16), (2, 8)):
+        first = Start(tmp_path / f"{ranks}", tmp_path / f"saved-{ranks}", every=4)
+        again = Start(tmp_path / f"{ranks} again", first.saved, resume=at)
+        finish(runs.train_plain, ranks, first, again)
+        found, steps = first.notes(), 12 // ranks
+        assert first.outcome()["steps"] == 2 * steps
         epochs = [
-            [one for rank in found for step in of for one in rank[step]]
-            for of in (range(steps), range(steps, 2 * steps))
+            [one for rank in between(found, *of) for step in rank.values() for one in step]
+            for of in ((0, steps), (steps, 2 * steps))
         ]
+        assert [len(one) for one in epochs] == [12, 12]
         assert len(set(epochs[0])) == len(set(epochs[1])) == 12, "each batch once"
         assert set(epochs[0]) != set(epochs[1]), "in another order"
-        saved = folder / "output" / f"checkpoint-{8 if ranks == 2 else 16}"
-        again = run(train_plain, ranks, folder / "b", folder / "more", folder / "new", str(saved))
-        assert by_step(folder / "more") == since(found, int(saved.name[11:]))
-        assert again == told
+        assert again.notes() == between(found, at)
+        assert again.outcome() == first.outcome()
 
 
+@pytest.mark.ranks(2)
 def test_batches_in_a_plain_trainer_are_refused_on_two_ranks(tmp_path: Path) -> None:
-    for text in run(batches_in_a_plain_trainer, 2, tmp_path / "ranks", tmp_path / "output"):
-        assert "from trainpipes.integrations.transformers import Trainer" in text
+    counted, args = pipeline("counted"), runs.arguments(tmp_path)
+    plain = transformers.Trainer(runs.model(), args, train_dataset=counted)
+    with pytest.raises(
+        tp.ConfigError, match=r"from trainpipes\.integrations\.transformers import Tr"
+    ):
+        plain.train()
 
 
+@pytest.mark.ranks(2)
 def test_ranks_that_would_each_train_a_model_of_their_own_are_refused(tmp_path: Path) -> None:
-    for said in run(each_by_itself, 2, tmp_path / "ranks", tmp_path / "output"):
-        assert len(said) == 2
-        for text in said:
-            assert "2 ranks read this pipeline" in text
-            assert "use_cpu=True" in text
+    """On CPUs without ``use_cpu``, where a trainer takes each process for the only one."""
+    from trl import SFTConfig
+
+    from frameworks.trl_runs import tokenizer
+    from trainpipes.integrations.trl import SFTTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": str(tmp_path), "max_steps": 1, "report_to": [], "disable_tqdm": True,
+        "save_strategy": "no",
+    }  # fmt: skip
+    counted, model, args = pipeline("counted"), runs.model(), TrainingArguments(**usual)
+    sft = SFTConfig(gradient_checkpointing=False, bf16=False, **usual)
+    for trainer in (
+        Trainer(model, args, train_dataset=counted),
+        SFTTrainer(model, sft, train_dataset=counted, processing_class=tokenizer()),
+    ):
+        with pytest.raises(tp.ConfigError, match=r"2 ranks read this pipeline.*use_cpu=True"):
+            trainer.train()
+    Trainer(model, args, train_dataset=counted.distributed(rank=0, world_size=1)).train()
 
 
 def test_the_example_is_resumed(tmp_path: Path) -> None:
@@ -146,11 +123,11 @@ def test_the_example_is_resumed(tmp_path: Path) -> None:
     def command(output: str, *more: str) -> list[str]:
         return [*given, "--output", str(tmp_path / output), *more]
 
-    whole = run(script, 2, tmp_path / "a", command("whole"))
+    whole = run(runs.script, 2, tmp_path / "a", command("whole"))
     assert whole[0]["steps"] == 16
     assert whole[0]["weights"] == whole[1]["weights"], "one model"
-    run(script, 2, tmp_path / "b", command("some", "--epochs", "1", "--save-steps", "4"))
-    ended = run(script, 2, tmp_path / "c", command("some"))
+    run(runs.script, 2, tmp_path / "b", command("some", "--epochs", "1", "--save-steps", "4"))
+    ended = run(runs.script, 2, tmp_path / "c", command("some"))
     assert ended[0]["steps"] == 16
     assert ended[0]["epoch"] == 2
     assert ended[0]["weights"] == ended[1]["weights"]

@@ -1,16 +1,220 @@
-"""The Trainer's own features, with a pipeline in it."""
+"""The HF Trainer's own features, and what it is told where something does not go together."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 import transformers
+from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 import trainpipes as tp
-from frameworks.transformers_runs import arguments, model, pipeline, rows
+from frameworks.runs import pipeline
+from frameworks.transformers_runs import arguments, collated, model, rows
+from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
+from trainpipes.integrations.transformers.loaders import FILE
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
+
+
+def trainer(output: Path, pipe: Any, kind: Any = Trainer, **given: Any) -> Any:
+    return kind(model(), arguments(output, **given), train_dataset=pipe)
+
+
+def texts() -> tp.Pipeline:
+    return tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
+
+
+#: The pipeline, the Trainer and its arguments, and what is said when it is made or begins to train.
+REFUSED: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = [
+    (lambda: pipeline("filtered"), Trainer, {}, r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"),
+    (lambda: pipeline("filtered repeated"), Trainer, {}, r"pass max_steps=... \(.*has no end"),
+    (lambda: rows(8), Trainer, {}, r"train_dataset must .* single rows; end it with \.batch\(8\)\.pad_c"),
+    (lambda: pipeline("counted"), transformers.Trainer, {}, r"from trainpipes\.integrations\.transf"),
+    (lambda: pipeline("counted"), Trainer, {"auto_find_batch_size": True}, "auto_find_batch_size must be"),
+    (
+        lambda: pipeline("counted"), Trainer, {"accelerator_config": {"split_batches": True}},
+        "split_batches must be off",
+    ),
+    (lambda: rows(8).batch(2), Trainer, {}, r"must be a dict of tensors, got \[.*; end the pipe"),
+    (
+        lambda: rows(3).batch(4, drop_last=True).pad_collate(), Trainer, {},
+        r"must have a batch for each rank.* add rows",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pipe", "kind", "given", "told"), REFUSED)
+def test_what_cannot_train_is_told_before_the_first_step(
+    pipe: Callable[[], tp.Pipeline], kind: Any, given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(tp.ConfigError, match=told):
+        trainer(tmp_path, pipe(), kind, **given).train()
+
+
+@pytest.mark.parametrize(
+    ("data", "steps", "told"),
+    [
+        (pipeline("counted"), 5, "gradient_accumulation_steps must be 4 for global_bat"),
+        ([{"input_ids": [1]}], 1, "train_dataset must be a pipeline of batches"),
+        (pipeline("counted").distributed(rank=0, world_size=3), 1,
+         "global_batches must be divisible by 3 ranks, got 4"),
+    ],
+)  # fmt: skip
+def test_global_batches_and_the_arguments_must_fit(
+    data: Any, steps: int, told: str, tmp_path: Path
+) -> None:
+    def made(data: Any, steps: int) -> Any:
+        args = arguments(tmp_path, gradient_accumulation_steps=steps)
+        return Trainer(model(), args, train_dataset=data, global_batches=4)
+
+    with pytest.raises(tp.ConfigError, match=told):
+        made(data, steps)
+    assert made(pipeline("counted"), 1).args.gradient_accumulation_steps == 4
+
+
+def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=r"eval_dataset must make batches, got single rows"):
+        Trainer(
+            model(), arguments(tmp_path), train_dataset=pipeline("counted"), eval_dataset=rows(8)
+        )
+    with pytest.raises(tp.ConfigError, match=r"leave .repeat\(\) out"):
+        trainer(tmp_path, pipeline("counted")).evaluate(pipeline("filtered repeated"))
+
+
+def test_single_rows_may_be_collated_by_the_trainer(tmp_path: Path) -> None:
+    given = arguments(tmp_path, max_steps=1, remove_unused_columns=False)
+    Trainer(model(), given, train_dataset=texts(), data_collator=collated).train()
+
+
+def test_a_batch_size_of_the_arguments_that_has_no_effect_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warn_once, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=3)
+    (told,) = [one for one in said if "has no effect" in str(one.message)]
+    assert str(told.message).startswith("per_device_train_batch_size=3 has no effect: the pipeline")
+    assert told.filename == __file__
+    for size in (8, 4):  # the default, and the pipeline's own
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=size)
+
+
+def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
+    """It is refused, or begins an epoch anew if that is asked for."""
+    given = {"num_train_epochs": 2, "gradient_accumulation_steps": 8}
+    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=3, **given).train()
+    saved = tmp_path / "checkpoint-3"
+    (saved / FILE).unlink()
+    with pytest.raises(tp.StateError, match=f"checkpoint-3 has no {FILE}.* ignore_data_skip=True"):
+        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(saved))
+    forced = trainer(tmp_path / "new", pipeline("counted"), ignore_data_skip=True, **given)
+    forced.train(str(saved))
+    assert forced.state.global_step == 6
+
+
+def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(
+    tmp_path: Path,
+) -> None:
+    given = {"num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    first = trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=30, **given)
+    first.train()
+    saved = tmp_path / "checkpoint-30"
+    (saved / FILE).unlink()
+    pipe = pipeline("counted")
+    pipe.load_state_dict(pipe.state_at(6, epoch=1))
+    again = trainer(tmp_path / "new", pipe, ignore_data_skip=True, **given)
+    again.train(str(saved))
+    assert again.state.global_step == first.state.global_step == 48
+    assert again.state.epoch == 2
+
+
+def test_a_position_that_is_not_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=2, max_steps=4).train()
+    path = tmp_path / "checkpoint-4" / FILE
+    whole = json.loads(path.read_text())
+
+    def refused() -> None:
+        with pytest.raises(
+            tp.StateError, match=r"is damaged, or of another checkpoint: resume from"
+        ):
+            trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+
+    damages = {"step": 3}, {"step": None}, {"first_epoch": 7}, {"first_epoch": "x"}, {"loader": []}
+    for text in (*(json.dumps({**whole, **damage}) for damage in damages), "{", '{"loader": {}}'):
+        path.write_text(text)
+        refused()
+    path.unlink()
+    path.mkdir()
+    refused()
+
+
+def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:
+    pipe = pipeline("counted")
+    for wrong in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
+        with pytest.raises(
+            tp.ConfigError, match="write train_dataset=pipe, and dataloader_num_workers="
+        ):
+            trainer(tmp_path, wrong)
+        with pytest.raises(tp.ConfigError, match="write eval_dataset=pipe"):
+            Trainer(model(), arguments(tmp_path), train_dataset=pipe, eval_dataset={"a": wrong})
+
+
+def test_training_again_begins_with_the_first_epoch(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Seeing(Trainer):
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            seen.append(hash(inputs["input_ids"].numpy().tobytes()))
+            return super().training_step(model, inputs, *rest)
+
+    again = trainer(tmp_path, pipeline("counted"), Seeing, num_train_epochs=1.5)
+    again.train()
+    first, seen[:] = seen.copy(), []
+    again.train()
+    assert first == seen
+    assert len(set(first)) > 24
+    assert again.state.global_step == 8
+
+
+class Own(PipelineTrainerMixin, transformers.Trainer):
+    pass
+
+
+class Small(torch.nn.Module):
+    """A model that takes no more than it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Embedding(258, 1)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.scores(input_ids).mean() ** 2}
+
+
+def test_tensors_that_a_model_does_not_take_are_left_out(tmp_path: Path) -> None:
+    def small(**more: Any) -> Any:
+        given = {"num_train_epochs": 1, "logging_strategy": "epoch", **more}
+        return Own(Small(), arguments(tmp_path, **given), train_dataset=pipeline("counted"))
+
+    trainer = small()
+    metrics = trainer.train().metrics
+    assert trainer.state.global_step == 5
+    rows_trained = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert rows_trained == pytest.approx(96, rel=0.05)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
+        small(remove_unused_columns=False).train()
 
 
 def held_out() -> tp.Pipeline:

@@ -1,100 +1,59 @@
-"""Batches of recipes in TRL's trainers: killed, they go on with the batch that would have come."""
+"""Batches of recipes, and prompts, in TRL's trainers: killed, they go on with what would have come."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from frameworks.ranks import Ranks, run
-from frameworks.steps import by_step
-from frameworks.trl_runs import batches, evaluated, other_batches, script, train, write_samples
 
 pytest.importorskip("trl")
 
+import torch
+from datasets import Dataset
 
-def killed_and_resumed(
-    folder: Path, kind: str, ranks: int, steps: int, stand_at: list[int], **options: Any
-) -> list[dict[int, list[str]]]:
-    """The batches of a run that is killed at these steps, each time some after a checkpoint."""
-    found: list[dict[int, list[str]]] = [{} for _ in range(ranks)]
-    resume = False
-    for number, stand in enumerate([*stand_at, None]):
-        log = folder / f"log-{number}"
-        arguments = str(folder / "out"), str(log), kind, steps, resume, stand
-        running = Ranks(_train, ranks, folder / f"ranks-{number}", arguments, options)
-        if stand is None:
-            running.wait()
-        else:
-            checkpoint = folder / "out" / f"checkpoint-{stand // 3 * 3}"
-            running.kill_when(
-                lambda checkpoint=checkpoint, log=log, last=stand - 1: (
-                    (checkpoint / "trainer_state.json").exists()
-                    and [last in one for one in by_step(log)] == [True] * ranks
-                )
-            )
-        for rank, taken in enumerate(by_step(log)):
-            found[rank] = {**found[rank], **taken}
-        resume = True
-    return found
-
-
-def _train(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
-    return train(*arguments, **options)
-
-
-def unbroken(folder: Path, kind: str, ranks: int, steps: int, **options: Any) -> Any:
-    arguments = str(folder / "whole"), str(folder / "log"), kind, steps
-    run(_train, ranks, folder / "ranks", arguments, {**options, "save_strategy": "no"})
-    return by_step(folder / "log")
+import trainpipes as tp
+from frameworks import trl_runs as runs
+from frameworks.ranks import Ranks, run
+from frameworks.runs import check_resumes, plain
+from trainpipes_recipes.prompts import prompts
 
 
 @pytest.mark.parametrize("recipe", ["chat", "packed sft", "preference"])
 def test_batches_of_recipes_go_on(tmp_path: Path, recipe: str) -> None:
-    whole = unbroken(tmp_path, recipe, 1, 24)  # of 20 batches in an epoch
-    assert killed_and_resumed(tmp_path, recipe, 1, 24, [4, 22]) == whole
+    # Of 20 batches in an epoch.
+    check_resumes(runs.train, tmp_path, recipe, ranks=1, every=3, holds=(4, 22), max_steps=24)
 
 
-def test_batches_of_the_sft_recipe_go_on_from_two_ranks_on_one(tmp_path: Path) -> None:
-    one = unbroken(tmp_path / "one", "sft", 1, 34)[0]
-    two = unbroken(tmp_path / "two", "sft", 2, 15)
+def test_batches_of_the_sft_recipe_go_on_on_any_number_of_ranks(tmp_path: Path) -> None:
     # 20 batches an epoch: 10 steps of two ranks
-    in_order = [content for digests in one.values() for content in digests]
-    taken = [
-        digests[0]
-        for steps in zip(*(rank.values() for rank in two), strict=True)
-        for digests in steps
-    ]
-    assert taken == in_order[: len(taken)]
-    arguments = str(tmp_path / "out"), str(tmp_path / "log"), "sft", 15, False, 14
-    running = Ranks(_train, 2, tmp_path / "ranks", arguments, {})
-    saved = tmp_path / "out" / "checkpoint-12" / "trainer_state.json"
-    running.kill_when(
-        lambda: saved.exists() and all(13 in rank for rank in by_step(tmp_path / "log"))
-    )
-    resumed = str(tmp_path / "out"), str(tmp_path / "after"), "sft", 20, True
-    run(_train, 1, tmp_path / "rank", resumed, {})
-    (after,) = by_step(tmp_path / "after")
-    assert [digests[0] for digests in after.values()] == in_order[24 : 24 + 8]
+    expected = [list(chain.from_iterable(plain(runs.batches("sft"))))]
+    check_resumes(
+        runs.train, tmp_path, "sft", every=3, holds=(14,), moved=(12,), back=(12,), expected=expected,
+        max_steps=17,
+    )  # fmt: skip
 
 
 def test_the_docs_script_goes_on_after_a_kill(tmp_path: Path) -> None:
-    run(write_samples, 1, tmp_path / "writing", str(tmp_path))
+    run(runs.write_samples, 1, tmp_path / "writing", str(tmp_path))
     arguments = ["--files", f"{tmp_path}/pairs.jsonl", "--tokenizer", f"{tmp_path}/tokenizer"]
     arguments += ["--save-steps", "3", "--batch-size", "4", "--epochs"]
     options = [*arguments, "2", "--output"]
-    whole = run(script, 2, tmp_path / "a", [*options, f"{tmp_path}/whole"])[0]
+    whole = run(runs.script, 2, tmp_path / "a", [*options, f"{tmp_path}/whole"])[0]
     assert [step for step, _ in whole] == list(range(1, 15))
     out = tmp_path / "out"
-    running = Ranks(script, 2, tmp_path / "b", [*options, str(out)])
+    running = Ranks(runs.script, 2, tmp_path / "b", [*options, str(out)])
     running.kill_when(lambda: is_whole(out / "checkpoint-6"))
     for checkpoint in out.glob("checkpoint-*"):  # that it was killed in
         if not is_whole(checkpoint):
             shutil.rmtree(checkpoint)
-    assert run(script, 2, tmp_path / "c", [*options, str(out)])[0] == whole
+    assert run(runs.script, 2, tmp_path / "c", [*options, str(out)])[0] == whole
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -104,17 +63,13 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
-    (alone,) = run(evaluated, 1, tmp_path / "one", str(tmp_path / "out-1"))
-    ranks = run(evaluated, 2, tmp_path / "two", str(tmp_path / "out-2"))
+    (alone,) = run(runs.evaluated, 1, tmp_path / "one", str(tmp_path / "out-1"))
+    ranks = run(runs.evaluated, 2, tmp_path / "two", str(tmp_path / "out-2"))
     for rank in ranks:
         for name in ("sft", "preference"):
             assert rank[name] == pytest.approx(alone[name], rel=1e-5)
             assert len(set(map(round, rank[name]))) == 1
             assert len(rank[name]) == 3
-    packing, skipping = alone["said"]
-    assert "packing must be off for a pipeline that makes batches" in packing
-    assert "packed=True of the recipes sft and chat" in packing
-    assert "skip_prepare_dataset" in skipping
 
 
 def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:
@@ -122,8 +77,8 @@ def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:
 
     from trainpipes.integrations.trl import preference_batch
 
-    batch = next(iter(batches("preference")))
-    rows = []
+    batch = next(iter(runs.batches("preference")))
+    answers = []
     for number in range(2):
         row = {}
         for side in ("chosen", "rejected"):
@@ -131,27 +86,132 @@ def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:
             ids = batch[f"{side}_input_ids"][number, :length]
             answer = batch[f"{side}_labels"][number, :length] != -100
             row |= {"prompt_ids": ids[~answer].tolist(), f"{side}_ids": ids[answer].tolist()}
-        rows.append(row)
-    wanted, found = DataCollatorForPreference(pad_token_id=0)(rows), preference_batch(batch)
+        answers.append(row)
+    wanted, found = DataCollatorForPreference(pad_token_id=0)(answers), preference_batch(batch)
     found["input_ids"] *= found["attention_mask"]
     assert wanted.keys() == found.keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
-def check(said: list[str], wanted: list[str]) -> None:
-    assert [
-        text if part not in text else part for part, text in zip(wanted, said, strict=True)
-    ] == wanted
+#: The trainer, what it trains on, its arguments, others of its options, and what is said.
+REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[], Any]], str]] = [
+    ("SFT", lambda: runs.batches("preference"), {}, {},
+     "a batch of SFTTrainer must be one with input_ids, labels, as the recipe sft makes it"),
+    ("DPO", lambda: runs.batches("sft"), {}, {"ref_model": runs.model},
+     "a batch of DPOTrainer must be one with chosen_input_ids, rejected_input_ids, chosen_labels"),
+    ("SFT", lambda: tp.Loader(runs.batches("sft")), {}, {}, "write train_dataset=pipe"),
+    ("SFT", lambda: runs.batches("sft").map(runs.without_labels), {}, {},
+     "a batch of SFTTrainer must be one with labels, as the recipe sft makes it"),
+    ("SFT", runs.rows, {}, {},
+     "train_dataset must make batches, got single rows; write train_dataset=tp.recipe('sft',"),
+    ("SFT", lambda: runs.rows().to_hf(), {}, {}, "train_dataset must be the pipeline itself"),
+    ("SFT", lambda: runs.batches("sft"), {}, {"eval_dataset": lambda: {"held out": runs.rows()}},
+     "eval_dataset must make batches, got single rows; write eval_dataset=tp.recipe('sft',"),
+    ("SFT", lambda: runs.batches("sft"), {"packing": True}, {},
+     "packing must be off for a pipeline that makes batches, got True; let the pipeline pack: packed=True "
+     "of the recipes sft and chat"),
+    ("SFT", lambda: runs.batches("sft"), {"dataset_kwargs": {"skip_prepare_dataset": True}}, {},
+     "skip_prepare_dataset"),
+]  # fmt: skip
 
 
-def test_batches_of_another_kind_are_refused(tmp_path: Path) -> None:
-    (said,) = run(other_batches, 1, tmp_path / "ranks", str(tmp_path / "out"))
-    check(said, [
-        "a batch of SFTTrainer must be one with input_ids, labels, as the recipe sft makes it",
-        "a batch of DPOTrainer must be one with chosen_input_ids, rejected_input_ids, chosen_labels",
-        "write train_dataset=pipe",
-        "a batch of SFTTrainer must be one with labels, as the recipe sft makes it",
-        "train_dataset must make batches, got single rows; write train_dataset=tp.recipe('sft',",
-        "train_dataset must be the pipeline itself",
-        "eval_dataset must make batches, got single rows; write eval_dataset=tp.recipe('sft',",
-    ])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "data", "given", "more", "said"), REFUSED)
+def test_what_does_not_fit_is_refused(
+    kind: str, data: Any, given: Any, more: Any, said: str, tmp_path: Path
+) -> None:
+    import trl
+
+    from trainpipes.integrations import trl as ours
+
+    arguments = getattr(trl, f"{kind}Config")(**runs.usual(str(tmp_path), max_steps=2, **given))
+    with pytest.raises(tp.TrainpipesError, match=re.escape(said)):
+        getattr(ours, f"{kind}Trainer")(
+            model=runs.model(), args=arguments, train_dataset=data(), processing_class=runs.tokenizer(),
+            **{name: made() for name, made in more.items()},
+        ).train()  # fmt: skip
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("count", "generations", "per_batch", "times"), [(24, 2, 2, 4), (23, 8, 3, 1), (7, 3, 1, 6)]
+)
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_order_is_that_of_trls_sampler(
+    count: int, generations: int, per_batch: int, times: int, world: int
+) -> None:
+    from trl.trainer.utils import RepeatSampler
+
+    from trainpipes.integrations.transformers.loaders import TrainingLoader
+
+    rows = tp.from_dataset(runs.prompt_rows(count)).sharding_filter(12, split="stride").shuffle(1)
+    pipe = prompts(rows, batch_size=per_batch * generations, num_generations=generations)
+    loaders = [
+        TrainingLoader(tp.Loader(pipe.distributed(rank=rank, world_size=world)), list, times)
+        for rank in range(world)
+    ]
+    found = [
+        row["answer"] for step in zip(*loaders, strict=True) for batch in step for row in batch
+    ]
+    order = [row["answer"] for row in tp.from_dataset(runs.prompt_rows(count))]
+    wanted = RepeatSampler(order, generations, per_batch * world, times, shuffle=False)
+    assert found == [order[n] for n in wanted]
+    assert sum(map(len, loaders)) * per_batch * generations == len(wanted)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_prompts_go_on_after_a_kill(tmp_path: Path, kind: str) -> None:
+    # Of 24 steps in an epoch.
+    check_resumes(runs.train, tmp_path, kind, ranks=1, every=3, holds=(4, 26), max_steps=28)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2, "gradient_accumulation_steps": 2}])
+def test_two_ranks_have_whole_groups_and_go_on(tmp_path: Path, options: dict[str, Any]) -> None:
+    found = check_resumes(
+        runs.train, tmp_path, "grpo", every=3, holds=(4, 11), max_steps=14, **options
+    )
+    paths = [found["whole"].folder / f"generated-{rank}" for rank in (0, 1)]
+    seen = []
+    for lines in zip(*(path.read_text().splitlines() for path in paths), strict=True):
+        one, other = map(json.loads, lines)
+        assert one[0] == other[0]
+        for _, answers in (one, other):
+            assert answers[::2] == answers[1::2]
+            seen += answers[::2]
+    assert len(set(seen[:24])) == min(24, len(seen))
+
+
+#: What it trains on, other options, and what is said; nothing of a dataset, which TRL takes itself.
+FITTING: list[tuple[Callable[[], Any], dict[str, Any], str | None]] = [
+    (lambda: tp.from_dataset(runs.prompt_rows()), {},
+     "train_dataset must make batches, got single rows; write train_dataset=tp.recipe("),
+    (lambda: runs.prompts(1), {}, "= 4 rows, each prompt 2 times side by side, got 4; write tp.recipe("),
+    (lambda: runs.prompts(2, 8), {}, "got 8; write"),
+    (lambda: runs.batches("sft"), {},
+     "a list of rows with a \"prompt\", got ['input_ids', 'attention_mask', 'labels']"),
+    (runs.prompts, {"eval_dataset": runs.prompts()}, "eval_dataset must be a datasets.Dataset"),
+    (runs.prompts, {"global_batches": 4},
+     "global_batches must be left out where generations are used for several steps"),
+    (lambda: Dataset.from_list(runs.prompt_rows()), {}, None),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("data", "more", "said"), FITTING)
+def test_pipelines_that_do_not_fit_are_refused(
+    data: Any, more: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    import trl
+
+    from trainpipes.integrations.trl import GRPOTrainer
+
+    arguments = trl.GRPOConfig(**runs.usual(str(tmp_path), max_steps=1, **runs.GENERATION))
+    refused = pytest.raises(tp.TrainpipesError, match=re.escape(said or ""))
+    with nullcontext() if said is None else refused:
+        GRPOTrainer(
+            model=runs.model(), reward_funcs=runs.rewards, args=arguments, processing_class=runs.tokenizer(),
+            train_dataset=data(), **more,
+        ).train()  # fmt: skip

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 import trainpipes as tp
-from frameworks.ranks import Ranks, run
-from frameworks.steps import digests_by_step
+from frameworks.runs import Start, check_resumes
 
 pytest.importorskip("trl")
 Image = pytest.importorskip("PIL.Image")
 
-from frameworks.vision_runs import train  # noqa: E402
+from frameworks.transformers_runs import NotingTrainer, arguments, saves  # noqa: E402
 from trainpipes_recipes import vision_chat  # noqa: E402
-from visions import FAMILIES, processor_of, talks  # noqa: E402
+from visions import FAMILIES, model_of, processor_of, talks  # noqa: E402
+
+#: Checkpoints of Qwen2-VL name weights otherwise than the model: the Trainer of transformers 5.23 does not
+#: find these again.
+FAMILY = "idefics3"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -42,20 +45,24 @@ def test_labels_and_all_else_are_those_of_the_collator(family: str) -> None:
         assert torch.equal(batch[name], torch.as_tensor(value)), name
 
 
-@pytest.mark.parametrize("packed", [False, True])
+def train(start: Start) -> dict[str, Any]:
+    """The adapter: a small random model."""
+    torch.set_num_threads(1)
+    packed = start.kind == "packed"
+    pipe = vision_chat(
+        tp.from_dataset(talks(32)), processor_of(FAMILY), packed=packed, max_length=300,
+        batch_size=1 if packed else 2, num_shards=4, seed=1,
+    )  # fmt: skip
+    args = arguments(
+        start.saved, max_steps=8, gradient_accumulation_steps=1, logging_strategy="steps",
+        logging_steps=1, **saves(start),
+    )  # fmt: skip
+    return NotingTrainer(model_of(FAMILY).float(), args, train_dataset=pipe).go(start)
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
 def test_a_killed_run_of_the_trainer_goes_on_with_the_same_losses(
-    packed: bool, tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
-    (whole,) = run(
-        train, 1, tmp_path / "whole", tmp_path / "a", tmp_path / "out", packed, None, None
-    )
-    killed = tmp_path / "killed"
-    running = Ranks(train, 1, tmp_path / "kill", tmp_path / "b", killed, packed, None, 5)
-    running.kill_when(lambda: any((0, 4) in rank or (1, 4) in rank for rank in notes(tmp_path)))
-    (resumed,) = run(train, 1, tmp_path / "end", tmp_path / "c", killed, packed, True, None)
-    assert len(whole["losses"]) == 8
-    assert resumed == whole
-
-
-def notes(folder: Path) -> list[dict[tuple[int, int], list[str]]]:
-    return digests_by_step(folder / "b")
+    found = check_resumes(train, tmp_path, kind, ranks=1, every=2, holds=(5,))
+    assert len(found["whole"].outcome()["losses"]) == 8

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 import trainpipes as tp
 from frameworks.example import example
-from frameworks.steps import Steps
+from frameworks.runs import Start, pipeline
+from frameworks.runs import texts as all_texts
 from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
 from trainpipes.testing import digest
 
-#: Rows of a batch.
-BATCH = 2
-ROWS = 48
 
-
-def texts(rows: int = ROWS) -> list[dict[str, str]]:
-    return [{"text": f"row {i} " + "ab" * (i % 5)} for i in range(rows)]
-
-
-def rows(count: int = ROWS, filtered: bool = False) -> tp.Pipeline:
-    dealt = tp.from_dataset(texts(count)).sharding_filter(num_shards=12)
-    mixed = dealt.shuffle(buffer_size=32, seed=0)
-    kept = mixed.filter(is_odd) if filtered else mixed
-    return kept.tokenize("bytes", max_length=24, labels="text")
-
-
-def is_odd(row: dict[str, Any]) -> bool:
-    return len(row["text"]) % 4 != 2
-
-
-def pipeline(kind: str) -> tp.Pipeline:
-    """A pipeline that makes batches: "counted", "filtered", "packed", or "endless" (and filtered)."""
-    if kind == "packed":
-        return rows().pack(40).batch(BATCH).pad_collate()
-    found = rows(filtered=kind != "counted").batch(BATCH).pad_collate()
-    return found.repeat() if kind == "endless" else found
+def rows(count: int) -> tp.Pipeline:
+    data = tp.from_dataset(all_texts(count)).sharding_filter(num_shards=4)
+    return data.shuffle(buffer_size=32, seed=0).tokenize("bytes", max_length=24, labels="text")
 
 
 def model() -> Any:
@@ -63,17 +40,26 @@ def arguments(output: Path, **given: Any) -> TrainingArguments:
     return TrainingArguments(**{**usual, **given})
 
 
+def saves(start: Start) -> dict[str, Any]:
+    """The arguments that save as a start says."""
+    return {"save_strategy": "steps", "save_steps": start.every} if start.every else {}
+
+
 class Noting:
-    """Notes each batch that is trained on; stands still before a step."""
+    """A trainer that tells its start each batch."""
 
-    notes: Steps
-    stand_at: int | None = None
+    start: Start
 
-    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
-        if self.state.global_step == self.stand_at:
-            time.sleep(1000)
-        self.notes.trained_on(int(self.state.epoch or 0), self.state.global_step, inputs)
-        return super().training_step(model, inputs, *rest)
+    def training_step(self, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        self.start.trained_on(0, self.state.global_step, inputs)
+        return super().training_step(model, inputs, *rest, **more)
+
+    def go(self, start: Start) -> dict[str, Any]:
+        """Train as a start says."""
+        self.start = start
+        at = True if start.resume is True else start.checkpoint("checkpoint-{}")
+        self.train(resume_from_checkpoint=str(at) if isinstance(at, Path) else at)
+        return told(self)
 
 
 class NotingTrainer(Noting, Trainer):
@@ -84,26 +70,34 @@ class OwnTrainer(Noting, PipelineTrainerMixin, transformers.Trainer):
     pass
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+class NotingPlainTrainer(Noting, transformers.Trainer):
+    pass
 
 
-def train(
-    notes: Path, kind: str, output: Path, resume: Any, stand_at: int | None, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Train, from a checkpoint or from the start."""
-    trainer = NotingTrainer(model(), arguments(output, **given), train_dataset=pipeline(kind))
-    trainer.notes, trainer.stand_at = Steps(notes, rank()), stand_at
-    trainer.train(resume_from_checkpoint=resume)
-    return told(trainer)
+class Stop(TrainerCallback):
+    """Saves and ends after a step, as if it had been killed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            control.should_training_stop = control.should_save = True
 
 
-def resumed_from(
-    folder: Path, kind: str, output: Path, steps: list[int], given: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Train on from each of several checkpoints."""
-    at = [(step, str(output / f"checkpoint-{step}")) for step in steps]
-    return [train(folder / str(n), kind, folder / "new", path, None, given) for n, path in at]
+def train(start: Start) -> dict[str, Any]:
+    """The adapter; its options are those of the arguments, and "global_batches" with "steps"."""
+    given, more = dict(start.options), {}
+    if "global_batches" in given:
+        more = {
+            "callbacks": [Stop(given.pop("steps"))],
+            "global_batches": given.pop("global_batches"),
+        }
+        given |= {"gradient_accumulation_steps": 1, "lr_scheduler_type": "constant"}
+        given |= {"num_train_epochs": 4} if start.kind == "counted" else {"max_steps": 100}
+    args = arguments(start.saved, **saves(start), **given)
+    trainer = NotingTrainer(model(), args, train_dataset=pipeline(start.kind), **more)
+    return trainer.go(start)
 
 
 def told(trainer: Any) -> dict[str, Any]:
@@ -113,11 +107,8 @@ def told(trainer: Any) -> dict[str, Any]:
         "epoch": trainer.state.epoch,
         "max_steps": trainer.state.max_steps,
         "weights": digest(weights),
+        "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
     }
-
-
-class NotingPlainTrainer(Noting, transformers.Trainer):
-    pass
 
 
 def collated(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -126,56 +117,14 @@ def collated(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def train_plain(notes: Path, output: Path, resume: Any) -> dict[str, Any]:
-    """A plain Trainer over rows, which it batches itself."""
-    pipe = tp.from_dataset(texts()).sharding_filter(12).shuffle(buffer_size=16, seed=0)
-    given = arguments(
-        output, num_train_epochs=2, gradient_accumulation_steps=1, per_device_train_batch_size=4,
-        remove_unused_columns=False, save_strategy="steps", save_steps=4,
+def train_plain(start: Start) -> dict[str, Any]:
+    """A plain Trainer over 48 rows, which it batches itself."""
+    pipe = tp.from_dataset(all_texts(48)).sharding_filter(12).shuffle(buffer_size=16, seed=0)
+    args = arguments(
+        start.saved, num_train_epochs=2, gradient_accumulation_steps=1, per_device_train_batch_size=4,
+        remove_unused_columns=False, **saves(start),
     )  # fmt: skip
-    trainer = NotingPlainTrainer(model(), given, train_dataset=pipe, data_collator=collated)
-    trainer.notes = Steps(notes, rank())
-    trainer.train(resume_from_checkpoint=resume)
-    return told(trainer)
-
-
-def each_by_itself(output: Path) -> list[str]:
-    """What is said on CPUs without ``use_cpu``, where the Trainer takes each process for the only one."""
-    from trl import SFTConfig
-
-    from frameworks.trl_runs import tokenizer
-    from trainpipes.integrations.trl import SFTTrainer
-
-    usual: dict[str, Any] = {
-        "max_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
-    }  # fmt: skip
-    args = TrainingArguments(output_dir=str(output), **usual)
-    trl_args = SFTConfig(output_dir=str(output), gradient_checkpointing=False, bf16=False, **usual)
-    said = []
-    for trainer in (
-        Trainer(model(), args, train_dataset=pipeline("counted")),
-        SFTTrainer(
-            model(), trl_args, train_dataset=pipeline("counted"), processing_class=tokenizer(),
-        ),
-    ):  # fmt: skip
-        try:
-            trainer.train()
-        except tp.ConfigError as error:
-            said.append(str(error))
-    alone = Trainer(
-        model(), args, train_dataset=pipeline("counted").distributed(rank=0, world_size=1)
-    )
-    alone.train()
-    return said
-
-
-def batches_in_a_plain_trainer(output: Path) -> str:
-    plain = transformers.Trainer(model(), arguments(output), train_dataset=pipeline("counted"))
-    try:
-        plain.train()
-    except tp.ConfigError as error:
-        return str(error)
-    return "trained"
+    return NotingPlainTrainer(model(), args, train_dataset=pipe, data_collator=collated).go(start)
 
 
 def script(given: list[str]) -> dict[str, Any]:

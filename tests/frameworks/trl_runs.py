@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 
 import trainpipes as tp
 from frameworks.example import example
-from frameworks.steps import Steps
+from frameworks.runs import Start, rank
+from frameworks.transformers_runs import Noting, saves
 
 ROWS = 41
 WORDS = "abcdefghij"
@@ -69,6 +69,7 @@ def tokenizer() -> Any:
 def model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -85,114 +86,69 @@ def usual(folder: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train(
-    folder: str,
-    log: str,
-    kind: str,
-    steps: int,
-    resume: bool | str = False,
-    stand_at: int | None = None,
-    **options: Any,
-) -> int:
-    """Train on batches of a recipe, a checkpoint every few steps, and note each batch; returns the steps."""
-    if kind in ("grpo", "rloo"):
-        return generate(folder, log, kind, steps, resume, stand_at, **options)
+#: The trainer and its arguments for each kind of batches.
+TRAINERS = {"preference": ("DPOTrainer", "DPOConfig"), "grpo": ("GRPOTrainer", "GRPOConfig"),
+            "rloo": ("RLOOTrainer", "RLOOConfig")}  # fmt: skip
+GENERATION: dict[str, Any] = {
+    "num_generations": 2, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0
+}  # fmt: skip
+
+
+def train(start: Start) -> dict[str, Any]:
+    """The adapter, for batches of a recipe or for prompts; its options are those of the arguments."""
     warnings.simplefilter("ignore")
     import trl
 
-    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
+    from trainpipes.integrations import trl as ours
 
-    preference = "preference" in kind
-    base = DPOTrainer if preference else SFTTrainer
+    names = TRAINERS.get(start.kind, ("SFTTrainer", "SFTConfig"))
+    base, config = getattr(ours, names[0]), getattr(trl, names[1])
+    generates = start.kind in ("grpo", "rloo")
 
-    class Noting(base):  # type: ignore[misc, valid-type]
-        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.state.global_step == stand_at:
-                time.sleep(1000)
-            name = "input_ids" if "input_ids" in inputs else "chosen_input_ids"
-            noted.trained_on(0, self.state.global_step, {"input_ids": inputs[name]})
-            return super().training_step(model, inputs, *args, **kwargs)
+    class Told(Noting, base):  # type: ignore[misc, valid-type]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            with (start.folder / f"generated-{rank()}").open("a") as file:
+                line = self.state.global_step, [row["answer"] for row in inputs]
+                file.write(json.dumps(line) + "\n")
+            return super()._generate_and_score_completions(inputs)
 
-    config = trl.DPOConfig if preference else trl.SFTConfig
-    given = {
-        "max_steps": steps,
-        "save_steps": 3,
-        "logging_steps": 1000,
-        "max_length": 24,
-        **options,
-    }
-    arguments = config(**usual(folder, **given))
-    noted = Steps(Path(log), arguments.process_index)
-    made: dict[str, Any] = {"ref_model": model()} if preference else {}
-    made["train_dataset"] = batches(kind)
-    trainer = Noting(model=model(), args=arguments, processing_class=tokenizer(), **made)
-    trainer.train(resume_from_checkpoint=resume or None)
-    return int(trainer.state.global_step)
-
-
-def other_batches(folder: str) -> list[str]:
-    """What is said to batches of another kind, and to a loader."""
-    import trl
-
-    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
-
-    said = []
-
-    def told(base: Any, config: Any, data: Any, **more: Any) -> None:
-        try:
-            trainer = base(
-                model=model(), args=config(**usual(folder, max_steps=2)), train_dataset=data,
-                processing_class=tokenizer(), **more,
-            )  # fmt: skip
-            trainer.train()
-            said.append("trained")
-        except tp.TrainpipesError as error:
-            said.append(str(error))
-
-    told(SFTTrainer, trl.SFTConfig, batches("preference"))
-    told(DPOTrainer, trl.DPOConfig, batches("sft"), ref_model=model())
-    told(SFTTrainer, trl.SFTConfig, tp.Loader(batches("sft")))
-    bare = batches("sft").map(without_labels)
-    told(SFTTrainer, trl.SFTConfig, bare)
-    told(SFTTrainer, trl.SFTConfig, rows())
-    told(SFTTrainer, trl.SFTConfig, rows().to_hf())
-    told(SFTTrainer, trl.SFTConfig, batches("sft"), eval_dataset={"held out": rows()})
-    return said
+    given = {"logging_steps": 1000, "save_strategy": "no", **saves(start), **start.options}
+    given |= {**GENERATION, **given} if generates else {"max_length": 24}
+    arguments = config(**usual(str(start.saved), **given))
+    made: dict[str, Any] = {"reward_funcs": rewards} if generates else {}
+    made |= {"ref_model": model()} if start.kind == "preference" else {}
+    pipe = (
+        prompts(batch_size=2 * arguments.steps_per_generation) if generates else batches(start.kind)
+    )
+    trainer = Told(
+        model=model(), args=arguments, processing_class=tokenizer(), train_dataset=pipe, **made
+    )
+    outcome = trainer.go(start)
+    return {"steps": outcome["steps"]} if generates else outcome  # it generates anew, otherwise
 
 
 def without_labels(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def evaluated(folder: str) -> dict[str, Any]:
-    """What an evaluation on batches of a pipeline says, on this many ranks, and what is refused."""
+def evaluated(folder: str) -> dict[str, list[float]]:
+    """What evaluations on batches of a pipeline say, on this many ranks."""
     import trl
 
-    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
+    from trainpipes.integrations import trl as ours
 
     options = usual(folder, max_steps=2, eval_steps=1, save_strategy="no", learning_rate=0.0)
     found: dict[str, Any] = {}
-    for name, base, config in (
-        ("sft", SFTTrainer, trl.SFTConfig),
-        ("preference", DPOTrainer, trl.DPOConfig),
-    ):
-        torch.manual_seed(0)
-        given = {"ref_model": model()} if name == "preference" else {}
-        trainer = base(
-            model=model(), args=config(eval_strategy="steps", **options), train_dataset=batches(name),
-            eval_dataset=batches(name), processing_class=tokenizer(), **given,
+    for name, made in ("sft", {}), ("preference", {"ref_model": model()}):
+        base, config = TRAINERS.get(name, ("SFTTrainer", "SFTConfig"))
+        trainer = getattr(ours, base)(
+            model=model(), args=getattr(trl, config)(eval_strategy="steps", **options),
+            train_dataset=batches(name), eval_dataset=batches(name), processing_class=tokenizer(), **made,
         )  # fmt: skip
         trainer.train()
         logged = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
         found[name] = [*logged, trainer.evaluate(batches(name))["eval_loss"]]
-    said = []
-    given = {"model": model(), "train_dataset": batches("sft"), "processing_class": tokenizer()}
-    for more in ({"packing": True}, {"dataset_kwargs": {"skip_prepare_dataset": True}}):
-        try:
-            SFTTrainer(args=trl.SFTConfig(**options, **more), **given)
-        except tp.ConfigError as error:
-            said.append(str(error))
-    return {**found, "said": said}
+    return found
 
 
 def write_samples(folder: str) -> None:
@@ -222,83 +178,7 @@ def prompts(generations: int = 2, batch_size: int = 4) -> tp.Pipeline:
     )  # fmt: skip
 
 
-GENERATION: dict[str, Any] = {
-    "num_generations": 2, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0
-}  # fmt: skip
-
-
 def rewards(completions: list[str], answer: list[int], **_: Any) -> list[float]:
     return [
         float(len(text) % 3 + number % 2) for text, number in zip(completions, answer, strict=True)
     ]
-
-
-def generate(
-    folder: str,
-    log: str,
-    kind: str,
-    steps: int,
-    resume: bool | str = False,
-    stand_at: int | None = None,
-    **options: Any,
-) -> int:
-    """Train on prompts, and note those of each optimizer step, in their order; returns the steps."""
-    warnings.simplefilter("ignore")
-    import trl
-
-    from trainpipes.integrations.trl import GRPOTrainer, RLOOTrainer
-
-    base, config = (
-        (GRPOTrainer, trl.GRPOConfig) if kind == "grpo" else (RLOOTrainer, trl.RLOOConfig)
-    )
-
-    class Noting(base):  # type: ignore[misc, valid-type]
-        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.state.global_step == stand_at:
-                time.sleep(1000)
-            ids = torch.tensor([row["answer"] for row in inputs])
-            noted.trained_on(0, self.state.global_step, {"input_ids": ids})
-            return super().training_step(model, inputs, *args, **kwargs)
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            made.append((self.state.global_step, [row["answer"] for row in inputs]))
-            with open(f"{log}-generated-{arguments.process_index}", "a") as file:
-                file.write(json.dumps(made[-1]) + "\n")
-            return super()._generate_and_score_completions(inputs)
-
-    given = {"max_steps": steps, "save_steps": 3, "logging_steps": 1000, **GENERATION, **options}
-    arguments = config(**usual(folder, **given))
-    noted, made = Steps(Path(log), arguments.process_index), []
-    trainer = Noting(
-        model=model(), reward_funcs=rewards, args=arguments, processing_class=tokenizer(),
-        train_dataset=prompts(batch_size=2 * arguments.steps_per_generation),
-    )  # fmt: skip
-    trainer.train(resume_from_checkpoint=resume or None)
-    return int(trainer.state.global_step)
-
-
-def other_prompts(folder: str) -> list[str]:
-    """What is said to pipelines that do not fit."""
-    import trl
-    from datasets import Dataset
-
-    from trainpipes.integrations.trl import GRPOTrainer
-
-    arguments = usual(folder, max_steps=1, **GENERATION)
-    said = []
-    rows = tp.from_dataset(prompt_rows())
-    held_out = {"eval_dataset": prompts()}
-    for data, more in [
-        (rows, {}), (prompts(1), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
-        (prompts(), {"global_batches": 4}),
-        (Dataset.from_list(prompt_rows()), {}),
-    ]:  # fmt: skip
-        try:
-            GRPOTrainer(
-                model=model(), reward_funcs=rewards, args=trl.GRPOConfig(**arguments),
-                processing_class=tokenizer(), train_dataset=data, **more,
-            ).train()  # fmt: skip
-            said.append("trained")
-        except tp.TrainpipesError as error:
-            said.append(str(error))
-    return said
