@@ -136,7 +136,7 @@ PROMISES = (
     most("balance(): attention, largest / mean of 64 ranks, pack(2048).batch(2) and batch(max_tokens=4096)",
          1.35, alone("even", "attention, pack", "attention, max_tokens"), where=PACKING),
     # Tables of many columns.
-    least("120 columns of numbers: of forty lines over Arrow, 1.0 to 1.2", 0.8, alone("wide", "of forty lines"),
+    least("120 columns of numbers: of forty lines over Arrow, 1 to 1.2", 0.8, alone("wide", "of forty lines"),
           where=WIDE),
     least("the same, of the scan, 0.45 to 0.6", 0.38, alone("wide", "of the scan"), where=WIDE),
     # Tables with versions.
