@@ -21,7 +21,7 @@ from datasets import Dataset
 import trainpipes as tp
 from frameworks import trl_runs as runs
 from frameworks.ranks import Ranks, run
-from frameworks.runs import check_resumes, plain
+from frameworks.runs import Start, check_resumes, plain
 from trainpipes_recipes.prompts import prompts
 
 
@@ -161,10 +161,19 @@ def test_the_order_is_that_of_trls_sampler(
     assert sum(map(len, loaders)) * per_batch * generations == len(wanted)
 
 
+def generated(start: Start, rank: int = 0) -> list[Any]:
+    """For each generation: the step that it was for, and its rows."""
+    return list(map(json.loads, (start.folder / f"generated-{rank}").read_text().splitlines()))
+
+
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
 def test_prompts_go_on_after_a_kill(tmp_path: Path, kind: str) -> None:
     # Of 24 steps in an epoch.
-    check_resumes(runs.train, tmp_path, kind, ranks=1, every=3, holds=(4, 26), max_steps=28)
+    found = check_resumes(runs.train, tmp_path, kind, ranks=1, every=3, holds=(4, 26), max_steps=28)
+    whole, rest = generated(found["whole"]), generated(found["part-1"])
+    # Between two steps of the same generations, it generates at once, and then when it would have.
+    assert rest[0] == [3, whole[1][1]]
+    assert rest[1:] == whole[2 : 1 + len(rest)]
 
 
 @pytest.mark.slow
@@ -173,10 +182,8 @@ def test_two_ranks_have_whole_groups_and_go_on(tmp_path: Path, options: dict[str
     found = check_resumes(
         runs.train, tmp_path, "grpo", every=3, holds=(4, 11), max_steps=14, **options
     )
-    paths = [found["whole"].folder / f"generated-{rank}" for rank in (0, 1)]
     seen = []
-    for lines in zip(*(path.read_text().splitlines() for path in paths), strict=True):
-        one, other = map(json.loads, lines)
+    for one, other in zip(*(generated(found["whole"], rank) for rank in (0, 1)), strict=True):
         assert one[0] == other[0]
         for _, answers in (one, other):
             assert answers[::2] == answers[1::2]
