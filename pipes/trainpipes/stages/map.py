@@ -91,8 +91,9 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
 
     @property
     def most_workers(self) -> int:
+        # None, too, where another iterator has settled on no threads meanwhile.
         executor = self._running.executor
-        return 0 if executor is None else executor.workers
+        return 1 if executor is None else executor.workers
 
     @property
     def alone(self) -> bool:
@@ -146,8 +147,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if workers is None:
             return None
         items, words = self._items(run), self._words(run)
-        # Another iterator over the same stages may have settled meanwhile that there are none.
-        share = -(-len(items) // (CHUNKS * max(1, self.most_workers)))
+        share = -(-len(items) // (CHUNKS * self.most_workers))
         rows = min(CHUNK_ROWS, max(1, share, workers.least_rows))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
