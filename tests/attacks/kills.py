@@ -104,8 +104,8 @@ def resumed_trainers(folder: Path, draw: random.Random) -> Iterator[Round]:
             said = os.read(reading, count)
             count -= len(said) or count
         time.sleep(then)
+        os.kill(child, how)  # before its pipe is closed: it would end by itself
         os.close(reading)
-        os.kill(child, how)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def kill() -> Iterator[str]:

@@ -409,3 +409,35 @@ def test_a_script_that_ends_with_an_open_iterator_says_nothing(kept: str, option
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# Workers that die while others wait for them
+
+
+def die_at_the_claim(_: int = 0) -> None:
+    """End this process while it holds the lock of those that share a pipeline's count of passes."""
+    from trainpipes.engine.iterating.epoch_counter import EpochCounter
+
+    def die(_: EpochCounter) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    EpochCounter._claim = die  # type: ignore[assignment,method-assign]
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_worker_killed_as_it_claims_a_pass_keeps_no_other_process_from_theirs(start: str) -> None:
+    """It was a semaphore, which a killed process leaves taken: all others waited for ever."""
+    pipe = tp.from_arrow(TABLE).sharding_filter(4)
+    killed: Any = torch.utils.data.DataLoader(
+        pipe, batch_size=None, num_workers=1,
+        multiprocessing_context=start, worker_init_fn=die_at_the_claim,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        next(iter(killed))
+    for workers in (0, 1):
+        options: dict[str, Any] = {"multiprocessing_context": start} if workers else {}
+        others: Any = torch.utils.data.DataLoader(
+            pipe, batch_size=None, num_workers=workers, **options
+        )
+        assert sorted(row["id"] for row in others) == list(range(400))

@@ -15,13 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import reduction
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 try:
     import fcntl
-except ImportError:  # not on this system: all may work at the same time
+except ImportError:  # not on this system: all may work on files at the same time
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
@@ -90,6 +92,55 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
+
+
+class ProcessLock(ForkLock):
+    """A lock for threads, and after ``share`` for processes, too: those that are forked or spawned then. A
+    process that is killed leaves it free, as no semaphore is.
+    """
+
+    _file = -1
+
+    def share(self) -> None:
+        if self._file < 0:  # until then its end is in C, so that Ctrl-C cannot come before it
+            self._file = _unnamed_file()
+            self.__class__ = _SharedLock
+
+    def __reduce__(self) -> Any:
+        self.share()
+        return _of_file, (reduction.DupFd(self._file),)
+
+
+class _SharedLock(ProcessLock):
+    def __enter__(self) -> bool:
+        super().__enter__()
+        try:
+            self._lock_file(fcntl.LOCK_EX)
+        except BaseException:  # Ctrl-C, before or after
+            self.__exit__()
+            raise
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._lock_file(fcntl.LOCK_UN)
+        self.release()
+
+    def _lock_file(self, how: int) -> None:
+        with suppress(OSError):  # somebody has closed all files
+            fcntl.lockf(self._file, how)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trainpipes-lock")
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _of_file(file: Any) -> ProcessLock:
+    lock = ProcessLock()
+    lock._file, lock.__class__ = file.detach(), _SharedLock
+    return lock
 
 
 class Flag:

@@ -22,13 +22,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-from contextlib import suppress
+import sys
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, TypeAlias
 
-from trainpipes._internal.locks import ForkLock, Living
+from trainpipes._internal.locks import Living, ProcessLock
 from trainpipes.errors import ConfigError
 
 #: What all workers of a pass have in common, and no others: the base seed, the number of the first process,
@@ -59,34 +59,8 @@ class _Numbers(Structure):
 ForkingPickler.register(_Numbers, sharedctypes.reduce_ctype)  # type: ignore[attr-defined]
 
 
-class _Lock(ForkLock):
-    """A lock for threads, and after a fork for the forked processes too, once it is shared."""
-
-    def share(self) -> None:
-        if type(self) is _Lock:  # whose end is in C, so that Ctrl-C cannot come before it
-            self._processes = multiprocessing.get_context("fork").RLock()
-            self.__class__ = _SharedLock
-
-
-class _SharedLock(_Lock):
-    def __enter__(self) -> bool:
-        super().__enter__()
-        try:
-            self._processes.acquire()
-        except BaseException:  # Ctrl-C, before or after
-            with suppress(AssertionError):
-                self._processes.release()
-            self.release()
-            raise
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        self._processes.release()
-        self.release()
-
-
 #: One for all pipelines: held for microseconds.
-_lock = _Lock()
+_lock = ProcessLock()
 _counters: Living[EpochCounter] = Living()
 
 
@@ -247,7 +221,9 @@ class EpochCounter:
         if context.get_spawning_popen() is None:
             return {"fixed": self.fixed, "stands": bytes(self.now)}
         self.share()
-        if self._lock is _lock:
+        if (
+            self._lock is _lock and sys.platform == "win32"
+        ):  # which has no other that processes share
             self._lock = multiprocessing.get_context("spawn").Lock()
         return vars(self)
 
