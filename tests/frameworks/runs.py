@@ -346,7 +346,7 @@ def check_global_batches(
         saved = folder / f"{kind} {name.split('-')[0]}"
         return Start(folder / f"{kind} {name}", saved, kind, resume, stop, None, options)
 
-    stops = (0, 2, 5, 16)  # the last one is in a later epoch
+    stops = (0, 3, 7, 16)  # an epoch's end, and places within later ones
     last = [start("alone", kind, stops[-1], None) for kind in kinds]
     parts = [
         [start(f"moved-{world}", kind, stop, first or None) for kind in kinds]

@@ -138,16 +138,18 @@ class TrainingLoader:
         """
         iteration, step = iteration_of(self.loader), self.loader._step
         taken, world, current = iteration.upcoming().m, iteration.ranks()[1], self._batches.current
-        left = batches_left(iteration.plan, taken, step)
+        left, per_rank = batches_left(iteration.plan, taken, step), step // world
         known = left is not None or step > 0
         if not (known and self._trainer.fit_loop.restarting and (taken or self._at_end)):
             return
         if left is not None:
             done = len(self) - (left // world if taken else 0)
         elif self._endless:  # where Lightning's epoch began is not known
-            done = current.processed // (step // world) * (step // world)
-        else:
-            done = taken // world if taken else current.processed
+            done = current.processed // per_rank * per_rank
+        elif taken:
+            done = taken // world
+        else:  # the end of an epoch, after a whole step
+            done = -(-current.processed // per_rank) * per_rank
         more = done - current.processed
         for event in ("ready", "started", "processed", "completed"):
             setattr(current, event, getattr(current, event) + more)
