@@ -34,20 +34,24 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
     return _values(array, dtype, len(array))
 
 
+#: By number: a look at each of many columns for each run is to cost little.
+_DTYPES = {
+    getattr(pa, name)().id: np.dtype(name.rstrip("_"))
+    for name in (
+        "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64",
+    )
+}  # fmt: skip
+
+
 def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    if pa.types.is_boolean(kind):
-        return np.dtype(np.bool_)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return None
-    code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
-    return np.dtype(f"{code}{kind.bit_width // 8}")
+    return _DTYPES.get(kind.id)
 
 
 def is_number(kind: pa.DataType) -> bool:
     return dtype_of(kind) is not None
 
 
-#: By number: a look at each of many columns for each run is to cost little.
 _AS_NUMBERS = frozenset(
     getattr(pa.lib, f"Type_{name}")
     for name in (

@@ -65,14 +65,13 @@ def number_kinds(schema: pa.Schema) -> dict[pa.DataType, list[int]]:
     """Types of numbers that many columns have, with the columns' places."""
     if len(schema) < LEAST_COLUMNS:
         return {}
-    places: dict[pa.DataType, list[int]] = defaultdict(list)
-    for place, kind in enumerate(schema.types):
-        places[kind].append(place)
-    many = {kind: of_kind for kind, of_kind in places.items() if len(of_kind) >= LEAST_COLUMNS}
+    kinds = schema.types
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, kind in enumerate(kinds):
+        places[kind.id].append(place)
+    many = {kinds[some[0]]: some for some in places.values() if len(some) >= LEAST_COLUMNS}
     return {
-        kind: of_kind
-        for kind, of_kind in many.items()
-        if arrays.is_number(kind) and kind != pa.bool_()
+        kind: some for kind, some in many.items() if arrays.is_number(kind) and kind != pa.bool_()
     }
 
 

@@ -71,6 +71,19 @@ def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
     return [n for n in numbers if any(paths[n].startswith(f"{name}.") for name in columns)]
 
 
+def fixed_bytes(metadata: Any, leaves: Sequence[int]) -> tuple[float, list[int]]:
+    """Bytes of a row in Arrow memory, of the columns where all rows have the same; and the other columns."""
+    total, others = 0.0, []
+    for n in leaves:
+        leaf = metadata.schema.column(n)
+        width = _width(leaf)
+        if width is None or leaf.max_repetition_level:
+            others.append(n)
+        else:
+            total += width + _null_bytes(leaf)
+    return total, others
+
+
 def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:
     """Bytes of a row group's columns in Arrow memory, after ``Probe.check``: exact for numbers and plain
     text, within a factor of two with a dictionary, too small for delta-encoded text.
@@ -81,18 +94,27 @@ def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[fl
 
 
 def _leaf_bytes(chunk: Any, leaf: Any, rows: int) -> float:
-    repeated, kind = leaf.max_repetition_level, leaf.physical_type
+    repeated, width = leaf.max_repetition_level, _width(leaf)
     values = chunk.num_values if repeated else rows
-    total: float = (values / 8 if leaf.max_definition_level else 0.0) + 4 * rows * repeated
-    if leaf.logical_type.type == "DECIMAL":
-        total += 16 * values
-    elif kind == "FIXED_LEN_BYTE_ARRAY":
-        total += values * leaf.length
-    elif kind in WIDTHS:
-        total += values * WIDTHS[kind]
-    elif chunk.physical_type == kind:  # its statistics are asked for, which ends the process if not
+    total: float = values * _null_bytes(leaf) + 4 * rows * repeated
+    if width is not None:
+        total += values * width
+    elif chunk.physical_type == leaf.physical_type:  # its statistics would end the process if not
         total += 4 * values + _text_bytes(chunk, values)
     return max(0.0, total)
+
+
+def _width(leaf: Any) -> float | None:
+    """Bytes of each value; None if they differ."""
+    kind = leaf.physical_type
+    if leaf.logical_type.type == "DECIMAL":
+        return 16.0
+    width: float | None = leaf.length if kind == "FIXED_LEN_BYTE_ARRAY" else WIDTHS.get(kind)
+    return width
+
+
+def _null_bytes(leaf: Any) -> float:
+    return 1 / 8 if leaf.max_definition_level else 0.0
 
 
 def _text_bytes(chunk: Any, values: float) -> float:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import in_parts, shares_work
 from trainpipes.columns.arrays import replaced
 from trainpipes.columns.columns import as_expression, rows_that_match, text_of
@@ -149,24 +150,30 @@ class ParquetFile(formats.InPieces):
             self._leaves = parquet_footers.leaves_of(metadata, self._columns)
             flat = metadata.num_columns == len(layout.schema)
             self._has_parts = data.local and flat and len(self._leaves) >= MANY_COLUMNS
-            reading: dict[str, Any] = {"metadata": metadata, "pre_buffer": False}
-            buffered = pq.ParquetFile(
-                self._handle,
-                buffer_size=BUFFER_BYTES,
-                page_checksum_verification=True,
-                **reading,
-            )
-            self._probe, self._parquet = parquet_footers.Probe(buffered), buffered
-            if self._has_small_chunks():
-                self._parquet = pq.ParquetFile(
-                    self._handle, page_checksum_verification=True, **reading
-                )
+            self._metadata = metadata
+            self._fixed_bytes, self._others = parquet_footers.fixed_bytes(metadata, self._leaves)
+            self._parquet = self._open(0 if self._has_small_chunks() else BUFFER_BYTES)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         self._handle.close()
+
+    def _open(self, buffer_bytes: int) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._handle,
+            metadata=self._metadata,
+            buffer_size=buffer_bytes,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    @cached_property
+    def _probe(self) -> parquet_footers.Probe:
+        """With a buffer, so that no column is read when its reader is made."""
+        is_buffered = not self._has_small_chunks()
+        return parquet_footers.Probe(self._parquet if is_buffered else self._open(BUFFER_BYTES))
 
     def _has_small_chunks(self) -> bool:
         """Whether many columns of a local file take no more memory when they are read at once, in fewer
@@ -182,13 +189,16 @@ class ParquetFile(formats.InPieces):
 
     def batches(self, row_group: int) -> Iterator[pa.RecordBatch]:
         self._data.check()
-        metadata, rows = self._parquet.metadata, int(self._layout.written[row_group])
+        metadata, rows = self._metadata, int(self._layout.written[row_group])
         if self._remote is not None and row_group not in self._expected:
             self._expect([row_group])
         if metadata.row_group(row_group).num_rows != rows:
             raise formats.OtherBytesError(CHANGED)  # the cached footer is wrong
-        self._probe.check(row_group, self._leaves)
-        row_bytes = sum(parquet_footers.arrow_bytes(metadata, row_group, self._leaves)) / rows
+        row_bytes = self._fixed_bytes
+        if self._others:
+            self._probe.check(row_group, self._others)
+            others = parquet_footers.arrow_bytes(metadata, row_group, self._others)
+            row_bytes += sum(others) / rows
         most = self._rows_at_a_time(row_bytes)
         for batch in self._decoded(row_group, most):
             self._data.check()
@@ -235,7 +245,7 @@ class ParquetFile(formats.InPieces):
         assert self._remote is not None
         for number in row_groups:
             self._probe.check(number, self._leaves)
-        metadata, self._expected = self._parquet.metadata, row_groups
+        metadata, self._expected = self._metadata, row_groups
         ranges = [span for n in row_groups for span in _ranges(metadata, n, self._leaves)]
         if not self._data.checked:
             ranges.append(self._layout.footer_range)

@@ -344,11 +344,11 @@ class Collate(CollatingStage, versioned="fn"):
 
     def _part_of_types(self, part: Part, ids: IntArray) -> Maker:
         table: Any = part.data
-        names, edges = table.column_names, part.bounds.tolist()
-        need_columns(names, [name for pair in (self.weights or {}).items() for name in pair], self)
         ragged = ragged_names(table) if self.ragged else []
         if not ragged and not self.weights:
             return self._even(part, ids)
+        names, edges = table.column_names, part.bounds.tolist()
+        need_columns(names, [name for pair in (self.weights or {}).items() for name in pair], self)
         gathered: Any = Piece(table.select(ragged), part.index).gathered()
         flat: dict[str, FlatLists] = {}
         for name in gathered.column_names:
