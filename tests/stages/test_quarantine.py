@@ -255,6 +255,29 @@ def test_rows_by_which_types_are_found_are_counted_and_listed_once(
     assert "30 of 1,500 rows left out" in caplog.text
 
 
+@pytest.mark.parametrize("kind", FROM_FIRST_ROWS)
+def test_rows_that_are_looked_at_are_counted_and_listed_in_their_turn_only(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_row, make_pipe = FROM_FIRST_ROWS[kind]
+    rows = (json.dumps(make_row(n, bad=n % 50 == 7)) + "\n" for n in range(1500))
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    pipe = make_pipe(str(tmp_path / "rows.jsonl"), tp.Quarantine(tmp_path / "bad"))
+    loader = tp.Loader(pipe)
+    loader.peek(), pipe.peek(), loader.show(2), pipe.show(5)
+    pipe.state_at(9), tp.locate(pipe, 7), tp.find(pipe, [(str(tmp_path / "rows.jsonl"), 20)])
+    assert not caplog.text
+    assert not (tmp_path / "bad").exists()
+    taken = iter(loader)
+    next(taken)
+    loader.peek(), pipe.show(2), tp.locate(loader, 3)
+    for _ in taken:
+        pass
+    assert {line["row"] for line in listed(tmp_path / "bad")} == {*range(7, 1500, 50)}
+    assert len(listed(tmp_path / "bad")) == 30
+    assert "30 of 1,500 rows left out" in caplog.text
+
+
 def test_a_run_goes_from_skip_to_a_quarantine_and_back(tmp_path: Path) -> None:
     rows = tp.read_parquet(texts(tmp_path)).sharding_filter(4).shuffle(16)
 

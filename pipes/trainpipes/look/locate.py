@@ -23,6 +23,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.errors import StateError, hidden
 from trainpipes.interfaces.source import Place
+from trainpipes.interfaces.stage import aside
 from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
@@ -213,9 +214,10 @@ def locate(
     items = Consumer(plan, topology, position, options=RunOptions(unroll=known_items))
     _keep_pieces(plan)
     try:
-        for _ in counted(range(walked), "making the batches before it", walked, "batches"):
-            next(items)
-        located = next(items)
+        with aside():
+            for _ in counted(range(walked), "making the batches before it", walked, "batches"):
+                next(items)
+            located = next(items)
     except StopIteration:
         raise _beyond(passed, topology, start) from None
     finally:

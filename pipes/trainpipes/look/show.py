@@ -22,6 +22,7 @@ from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError, StateError, escaped, shown
+from trainpipes.interfaces.stage import aside
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
 from trainpipes.look.values import (
     NAME,
@@ -59,20 +60,22 @@ def state_at(iteration: IterationState, batches: int, epoch: int) -> dict[str, A
     start = replace(iteration.start_of(epoch), m=m - walked)
     options = RunOptions(step=world if world > 1 else 0)  # ends where several ranks would
     walk = Consumer(plan, Topology(), start, options=options)
-    for taken in counted(range(walked), "making the batches before it", walked, "batches"):
-        try:
-            next(walk)
-        except StopIteration:
-            walk.finish()
-            said = f"state_at(batches_delivered): an epoch has {taken // world} {beyond}"
-            raise StateError(said) from None
+    with aside():
+        for taken in counted(range(walked), "making the batches before it", walked, "batches"):
+            try:
+                next(walk)
+            except StopIteration:
+                walk.finish()
+                said = f"state_at(batches_delivered): an epoch has {taken // world} {beyond}"
+                raise StateError(said) from None
     return walk.state()
 
 
 def peek(iteration: IterationState) -> Any:
     """The next item."""
-    for item in coming(iteration):
-        return item
+    with aside():
+        for item in coming(iteration):
+            return item
     raise DataError(
         "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
         "what the stages make of the rows"
@@ -228,12 +231,13 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
         came = (WithRows(item, ()) for item in coming(iteration))
     else:
         came = coming(iteration, RunOptions(unroll=with_rows))
-    preview = Preview(
-        [
-            _view(located.item, known, title.format(k), is_batch, rows, located.rows)
-            for k, located in enumerate(islice(came, count))
-        ]
-    )
+    with aside():
+        preview = Preview(
+            [
+                _view(located.item, known, title.format(k), is_batch, rows, located.rows)
+                for k, located in enumerate(islice(came, count))
+            ]
+        )
     if not len(preview):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
