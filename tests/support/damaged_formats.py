@@ -170,6 +170,18 @@ def unpacked(reference: Callable[[bytes], Rows], unpack: Callable[[bytes], bytes
     return lambda data: reference(unpack(data))
 
 
+def _unxz(data: bytes) -> bytes:
+    """With zeros between streams, as the format has them and ``lzma.decompress`` does not."""
+    content = b""
+    while data := data.lstrip(b"\0"):
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        content += stream.decompress(data)
+        if not stream.eof:
+            raise EOFError("cut off")
+        data = stream.unused_data
+    return content
+
+
 def _unzstd(data: bytes) -> bytes:
     return pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
 
@@ -273,7 +285,7 @@ def kinds() -> list[Kind]:
         ".gz": (gzip.compress, gzip.decompress),
         ".zst": (lambda data: zstd.compress(data, asbytes=True), _unzstd),
         ".bz2": (bz2.compress, bz2.decompress),
-        ".xz": (lzma.compress, lambda data: lzma.decompress(data) if data else b""),
+        ".xz": (lzma.compress, _unxz),
     }
     for ending, name, content, read, reference in (
         (".gz", "lines.jsonl", json_lines, read_json, of_json),
