@@ -216,6 +216,16 @@ def test_without_threads_the_one_that_iterates_decodes(monkeypatch: pytest.Monke
     assert threads_that_decode(loader, monkeypatch) == {threading.current_thread()}
 
 
+def test_a_look_aside_takes_no_threads_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 44})).decode_image()
+    loader = tp.Loader(rows.map(dict).batch(4).collate(), threads=2)
+    batches = iter(loader)
+    next(batches)
+    tp.locate(loader, 3)
+    loader.peek()
+    assert len(threads_that_decode(batches, monkeypatch)) >= 2
+
+
 def test_an_iterator_without_threads_may_begin_while_another_decodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,7 +19,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.loader_workers import LoaderWorkers, Workers
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
-from trainpipes.interfaces.stage import Numbers
+from trainpipes.interfaces.stage import Numbers, is_aside
 from trainpipes.interfaces.stage_kinds import DeviceStage
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, carried, render
@@ -250,7 +250,8 @@ class Consumer:
         items = self.items
         if self._workers is not None:
             self._workers.start()  # before threads are
-        self.plan.settle(0 if self._pool is None else self._pool.threads)
+        if not is_aside():  # others' threads stay as they are
+            self.plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
         if self._least and not self.position.m:
             self._skip(items)
