@@ -20,8 +20,7 @@ def main() -> None:
     code = 130
     try:
         _open_what_is_closed()
-        missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
-        if missing:
+        if missing := _missing():
             sys.exit(f"error: {', '.join(missing)} not installed: pip install {' '.join(missing)}")
         from trainpipes.cli.app import run
 
@@ -36,6 +35,13 @@ def main() -> None:
         code = code or 1
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the interpreter would print it at its end
     sys.exit(code)
+
+
+def _missing() -> list[str]:
+    """The names for pip of packages that are not installed. In a function of its own: Python 3.13 does not
+    look for a handler at all places of a comprehension in a ``try``.
+    """
+    return [name for package, name in PACKAGES.items() if find_spec(package) is None]
 
 
 def _open_what_is_closed() -> None:
