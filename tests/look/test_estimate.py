@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from bad_data import FORMATS, write_files
 
 LENGTHS = np.random.default_rng(5).lognormal(3, 1, 6000).astype(int).clip(1, 500)
 TABLE = pa.table({"input_ids": [[1] * n for n in LENGTHS], "row": range(6000)})
@@ -210,3 +212,30 @@ def test_explain_says_where_no_batch_is_full() -> None:
     few = rows.sharding_filter(2, split="stride", tail="uneven").batch(4096)
     assert sorted(map(len, few))[-2:] == [4096, 4096]
     assert "never fills" not in str(few.explain())
+
+
+# Readers with stages of their own
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("finish", [
+    lambda rows: rows, lambda rows: rows.sharding_filter(2).shuffle(10).batch(4),
+    lambda rows: rows.filter(_odd, version="1").batch(2),
+])  # fmt: skip
+def test_rows_that_a_reader_leaves_out_are_estimated(
+    kind: str, finish: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    files = write_files(tmp_path / "data", kind, 3, {3, 7, 21, 59})
+    pipe = finish(FORMATS[kind][2](files, on_error="skip"))
+    assert tp.Loader(pipe).estimate_len() == pytest.approx(len(list(pipe)), abs=1.5)
+
+
+def _odd(row: Any) -> bool:
+    return bool(int(row["id"]) % 2)
+
+
+def test_a_reader_may_filter_by_a_column_that_it_does_not_give(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(400), "y": range(400)}), tmp_path / "a.parquet")
+    options: dict[str, Any] = {"columns": ["y"], "filter": pc.field("x") >= 100}
+    rows = tp.read_parquet(str(tmp_path), **options)
+    assert tp.Loader(rows.batch(8)).estimate_len() == 38

@@ -265,7 +265,13 @@ def test_rows_that_are_looked_at_are_counted_and_listed_in_their_turn_only(
     pipe = make_pipe(str(tmp_path / "rows.jsonl"), tp.Quarantine(tmp_path / "bad"))
     loader = tp.Loader(pipe)
     loader.peek(), pipe.peek(), loader.show(2), pipe.show(5)
-    pipe.state_at(9), tp.locate(pipe, 7), tp.find(pipe, [(str(tmp_path / "rows.jsonl"), 20)])
+    assert "30 of 1,500" in str(pipe.stats(1000))
+    (
+        loader.estimate_len(),
+        pipe.state_at(9),
+        tp.locate(pipe, 7),
+        tp.find(pipe, [(str(tmp_path / "rows.jsonl"), 20)]),
+    )
     assert not caplog.text
     assert not (tmp_path / "bad").exists()
     taken = iter(loader)

@@ -264,11 +264,9 @@ class LeftOut(Tally):
         """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
         ``value_of`` the values of a row, by its place in the block.
         """
-        if is_aside():
-            return
         lost = np.flatnonzero(dropped)
         totals = self.add((len(dropped), len(lost), int(dropped.sum())))
-        if not len(lost):
+        if not len(lost) or is_aside():
             return
         if self._quarantine is not None:
             why = error_of or (lambda _: self._why)

@@ -108,15 +108,15 @@ class Traits:
 #: Of rows: those seen, those counted, and a number that the counted ones add up to.
 Numbers = tuple[int, int, int]
 
-_aside = ContextVar("aside", default=False)
+_aside: ContextVar[bool | None] = ContextVar("aside", default=None)
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def aside(counts: bool = False) -> Iterator[None]:
     """Rows that are looked at beside those of an epoch, as to find types, which come again in their turn:
-    within, this thread counts, logs and lists none of them.
+    within, this thread logs and lists none of them, and counts them only where ``counts``, for a report.
     """
-    token = _aside.set(True)
+    token = _aside.set(counts)
     try:
         yield
     finally:
@@ -124,7 +124,7 @@ def aside() -> Iterator[None]:
 
 
 def is_aside() -> bool:
-    return _aside.get()
+    return _aside.get() is not None
 
 
 class Tally:
@@ -145,7 +145,7 @@ class Tally:
     def add(self, more: Numbers) -> Numbers:
         """Count more rows; returns the sums."""
         with self._lock:
-            if not is_aside():
+            if _aside.get() is not False:
                 self.numbers = _plus(self.numbers, more)
             return self.numbers
 

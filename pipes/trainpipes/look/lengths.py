@@ -20,7 +20,7 @@ from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, aside
 from trainpipes.order.layout import Topology, count_batches, slots_before
 from trainpipes.stages.order import Take
 from trainpipes.state.format import Position
@@ -248,8 +248,19 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
     """The items of an epoch of a plan, over all ranks."""
     items = Consumer(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
     with closing(items):
-        yield from items
+        yield from made_aside(items)
         items.finish()
+
+
+def made_aside(items: Iterator[Any]) -> Iterator[Any]:
+    """The items; their rows are counted, and neither logged nor listed."""
+    while True:
+        with aside(counts=True):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
 
 
 class _Tally(kinds.RunStage, keeps_rows=False):

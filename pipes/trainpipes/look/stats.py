@@ -28,7 +28,7 @@ from trainpipes.interfaces.read_columns import names_of, numbers_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look import order_quality as quality
 from trainpipes.look.decoded import known_ids
-from trainpipes.look.lengths import Numbered, look_through, walk
+from trainpipes.look.lengths import Numbered, look_through, made_aside, walk
 from trainpipes.look.values import masks_of
 from trainpipes.order.layout import Topology
 from trainpipes.sources.mix import Mix
@@ -275,7 +275,7 @@ def _numbered(plan: Plan) -> Iterator[tuple[int, Any]]:
     """The items of the first epoch, over all ranks, each with its number in the sequence."""
     items = Consumer(plan, Topology(), Position(0, 0, plan.chain.num_shards))
     with closing(items):
-        for item in items:
+        for item in made_aside(items):
             assert items.m is not None
             yield items.m, item
 

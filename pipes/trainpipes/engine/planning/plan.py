@@ -36,10 +36,12 @@ S = TypeVar("S", bound=Stage)
 def arrange(written: Sequence[Stage]) -> Chain:
     """The chain of some stages, which then belong to it. Raises ConfigError where they make no pipeline."""
     stages: list[Any] = []
+    there = set(map(type, written))  # a source's own stages, too, where these were arranged before
     for stage in written:
         stages.append(stage._resolve(stages))
         if isinstance(stage, kinds.Source):
-            stages += [own._resolve(stages) for own in stages[-1]._above()]
+            above = (own for own in stages[-1]._above() if type(own) not in there)
+            stages += [own._resolve(stages) for own in above]
     starts = stages and isinstance(stages[0], kinds.Source)
     if not starts or isinstance(stages[0], kinds.ReadingSource):
         raise ConfigError(
