@@ -238,14 +238,20 @@ FROM_FIRST_ROWS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+def of_first_rows(kind: str, folder: Path) -> tp.Pipeline:
+    """Of 1,500 rows, of which 30 are bad."""
+    make_row, make_pipe = FROM_FIRST_ROWS[kind]
+    rows = (json.dumps(make_row(n, bad=n % 50 == 7)) + "\n" for n in range(1500))
+    (folder / "rows.jsonl").write_text("".join(rows))
+    pipe: tp.Pipeline = make_pipe(str(folder / "rows.jsonl"), tp.Quarantine(folder / "bad"))
+    return pipe
+
+
 @pytest.mark.parametrize("kind", FROM_FIRST_ROWS)
 def test_rows_by_which_types_are_found_are_counted_and_listed_once(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_row, make_pipe = FROM_FIRST_ROWS[kind]
-    rows = (json.dumps(make_row(n, bad=n % 50 == 7)) + "\n" for n in range(1500))
-    (tmp_path / "rows.jsonl").write_text("".join(rows))
-    pipe = make_pipe(str(tmp_path / "rows.jsonl"), tp.Quarantine(tmp_path / "bad"))
+    pipe = of_first_rows(kind, tmp_path)
     batches = list(tp.Loader(pipe, epoch=0))
     assert sum(len(next(iter(batch.values()))) for batch in batches) == 1470
     lines = listed(tmp_path / "bad")
@@ -259,10 +265,7 @@ def test_rows_by_which_types_are_found_are_counted_and_listed_once(
 def test_rows_that_are_looked_at_are_counted_and_listed_in_their_turn_only(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_row, make_pipe = FROM_FIRST_ROWS[kind]
-    rows = (json.dumps(make_row(n, bad=n % 50 == 7)) + "\n" for n in range(1500))
-    (tmp_path / "rows.jsonl").write_text("".join(rows))
-    pipe = make_pipe(str(tmp_path / "rows.jsonl"), tp.Quarantine(tmp_path / "bad"))
+    pipe = of_first_rows(kind, tmp_path)
     loader = tp.Loader(pipe)
     loader.peek(), pipe.peek(), loader.show(2), pipe.show(5)
     assert "30 of 1,500" in str(pipe.stats(1000))

@@ -221,9 +221,8 @@ class EpochCounter:
         if context.get_spawning_popen() is None:
             return {"fixed": self.fixed, "stands": bytes(self.now)}
         self.share()
-        if (
-            self._lock is _lock and sys.platform == "win32"
-        ):  # which has no other that processes share
+        # Windows has no other lock that processes share.
+        if sys.platform == "win32" and self._lock is _lock:
             self._lock = multiprocessing.get_context("spawn").Lock()
         return vars(self)
 
