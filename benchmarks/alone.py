@@ -219,11 +219,12 @@ def of_memory(tiny: bool) -> Figures:
 
 
 def of_wide(tiny: bool) -> Figures:
-    rates = wide.rates_of(2_000 if tiny else 400_000, 24 if tiny else 120, 1 if tiny else 3)
-    own, none = rates["ours, 2 threads"], rates["ours, no threads"]
+    rates = wide.rates_of(2_000 if tiny else 400_000, 24 if tiny else 120, 1 if tiny else 5)
+    lines, own = rates["forty lines"], rates["ours, 2 threads"]
     return {
-        "of forty lines": own / rates["forty lines"],
-        "of forty lines, no threads": none / rates["forty lines"],
+        "of forty lines": own / lines,
+        "of forty lines, float32": rates["ours, 2 threads, float32"] / lines,
+        "of forty lines, float32, no threads": rates["ours, no threads, float32"] / lines,
         "of the scan": own / rates["scan"],
     }
 

@@ -118,13 +118,14 @@ def rates_of(rows: int, columns: int, repeats: int, kind: str = "numbers") -> di
         paths = write(Path(name), kind, rows, columns)
         count = sum(pq.read_metadata(path).num_rows for path in paths)
         two, none = ours(paths, 2, kind), ours(paths, 0, kind)
-        narrow = ours(paths, 2, kind, torch.float32)
+        narrow, narrow_none = (ours(paths, threads, kind, torch.float32) for threads in (2, 0))
         ways: dict[str, Callable[[], Any]] = {
             "scan": lambda: scan(paths),
             "forty lines": lambda: forty_lines(paths),
             "ours, 2 threads": lambda: two,
             "ours, 2 threads, float32": lambda: narrow,
             "ours, no threads": lambda: none,
+            "ours, no threads, float32": lambda: narrow_none,
         }
         took: dict[str, list[float]] = {way: [] for way in ways}
         for repeat in range(repeats + 1):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from drawn import examples
 from trainpipes.order.layout import Layout, StreamLayout, count_batches, segments, slots_before
-from trainpipes.order.permutation import LEAST_BY_DIGITS, permutation, random_key, sorted_order
+from trainpipes.order.permutation import LEAST_PACKED, permutation, random_key, sorted_order
 
 SHARDS = st.sampled_from([1, 2, 3, 4, 6, 7, 8, 12, 24, 48])
 
@@ -335,7 +335,7 @@ def test_a_layout_costs_the_same_for_any_number_of_rows(rows, grows):
     assert layout.window_of(layout.num_spans - 1, rows) == last
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 1000, LEAST_BY_DIGITS, 40_000])
+@pytest.mark.parametrize("rows", [0, 1, 2, 1000, LEAST_PACKED, 40_000, 1 << 16, 70_000])
 @pytest.mark.parametrize("bits", [0, 12, 40, 64])
 def test_random_numbers_are_sorted_stably_also_where_some_are_equal(rows: int, bits: int) -> None:
     raw = np.random.Philox(key=random_key(0, rows)).random_raw(rows)

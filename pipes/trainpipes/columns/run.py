@@ -62,11 +62,13 @@ class Cursors:
         """The same positions, with how many items of the shard's epoch come before each."""
         return Cursors(self.bases, self.which, self.rows, items)
 
-    def pick(self, index: IntArray) -> Cursors:
+    def pick(self, index: IntArray | slice) -> Cursors:
         return Cursors(self.bases, self.which[index], self.rows[index])
 
     def compact(self) -> Cursors:
         """The same positions without the states that none of them counts from."""
+        if len(self.bases) == 1:
+            return self
         used = np.bincount(self.which, minlength=len(self.bases)) > 0
         if used.all():
             return self
@@ -141,8 +143,8 @@ class Run:
         return self if mask.all() else self.pick(np.flatnonzero(mask).astype(np.int64))
 
     def part(self, first: int, stop: int) -> Run:
-        """The items from ``start`` to before ``stop``."""
-        cursors = self.cursors.pick(np.arange(first, stop + 1, dtype=np.int64)).compact()
+        """The items from ``first`` to before ``stop``."""
+        cursors = self.cursors.pick(slice(first, stop + 1)).compact()
         items = None if self.items is None else self.items[first:stop]
         if self.bounds is None:
             return Run(self.block.slice(first, stop), cursors, None, items)
