@@ -25,7 +25,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import names_of, numbers_of
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, aside
 from trainpipes.look import order_quality as quality
 from trainpipes.look.decoded import known_ids
 from trainpipes.look.lengths import Numbered, look_through, made_aside, walk
@@ -236,8 +236,9 @@ def stats(
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), quality.order_quality(pipeline, batches)
     said = defaultdict[str, list[str]](list)
-    for tally in plan.tallies:
-        said[tally.stage.name] += filter(None, [str(tally)])
+    with aside(counts=True):  # nothing was listed
+        for tally in plan.tallies:
+            said[tally.stage.name] += filter(None, [str(tally)])
     counts = {name: "; ".join(each) for name, each in said.items() if each}
     steps = None if world_size is None else quality.steps_of(works, world_size, plan.chain)
     return Stats(count, padding, packing, mixing, shuffle, label_counts_of, counts, steps)
