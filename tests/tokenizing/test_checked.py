@@ -160,7 +160,9 @@ class TestTokenize:
                 return Ragged(found.values + wrong.astype(np.int32), found.offsets)
 
         faster = HuggingFace._faster
-        monkeypatch.setattr(HuggingFace, "_faster", lambda self: Wrong(faster(self)))
+        monkeypatch.setattr(
+            HuggingFace, "_faster", staticmethod(lambda content: Wrong(faster(content)))
+        )
         rows = tp.from_arrow(pa.table({"text": [f"row {k}" for k in range(EVERY)] + [BAD] * 9}))
         with pytest.raises(ConfigError, match=f"gives other ids than tokenizers for .*{BAD}"):
             list(rows.tokenize(bpe()).batch(100))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -53,7 +54,10 @@ class Record(IterableDataset[Any]):
         self._stages = tuple(stages)
         self._ranks = ranks
         self._members = members
-        self._iteration = IterationState(self._plan, self._data_parallel)
+        # Not of this object's methods: without a circle its rows are let go with it.
+        self._iteration = IterationState(
+            partial(_plan_of, self._stages), partial(_own_ranks, ranks)
+        )
         self._iteration.members = members
 
     # The record
@@ -61,7 +65,7 @@ class Record(IterableDataset[Any]):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """New copies of this chain's stages, the first stage first."""
-        return tuple(stage._fresh() for stage in self._stages)
+        return _fresh(self._stages)
 
     def then(self, stage: Stage) -> Self:
         """Add a stage, such as one of your own.
@@ -114,32 +118,26 @@ class Record(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
-        self._seen_ranks = state["seen_ranks"]
         self._recipe = state["recipe"]
+        self._iteration.own_ranks = partial(_own_ranks, state["ranks"], state["seen_ranks"])
         self._iteration.passes = state["passes"]
         self._iteration.pending = state["pending"]
 
-    _seen_ranks: tuple[int, int] | None = None
     #: The recipe that made the first stages, its options, and how many stages these are.
     _recipe: tuple[str, dict[str, Any], int] | None = None
 
     def _data_parallel(self) -> tuple[int, int]:
-        ranks = self._ranks
-        if ranks is None and get_worker_info() is not None:
-            ranks = self._seen_ranks
-        return callers.reading_ranks(ranks or callers.data_parallel(), self._batching)
+        return self._iteration.ranks()
 
     def _batching(self) -> Stage | None:
-        first = self._iteration.plan.chain.stages[0]
-        source = first if first.traits.makes_batches else None
-        return self._iteration.plan.chain.batch or source
+        return self._iteration.batching()
 
     def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
     def _plan(self, files: Sequence[Sequence[str] | None] | None = None) -> Plan:
-        return Plan.of(self.stages if files is None else of_files(self.stages, files))
+        return _plan_of(self._stages, files)
 
     def __bool__(self) -> bool:
         return True  # without len(), which reads the files
@@ -263,6 +261,23 @@ class Record(IterableDataset[Any]):
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
         self._iteration.set_epoch(epoch)
+
+
+def _fresh(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    return tuple(stage._fresh() for stage in stages)
+
+
+def _plan_of(stages: Sequence[Stage], files: Sequence[Sequence[str] | None] | None = None) -> Plan:
+    fresh = _fresh(stages)
+    return Plan.of(fresh if files is None else of_files(fresh, files))
+
+
+def _own_ranks(
+    given: tuple[int, int] | None, seen: tuple[int, int] | None = None
+) -> tuple[int, int]:
+    """Rank and world size: given, or in a DataLoader's worker as the process saw them that started it."""
+    there = given or (seen if get_worker_info() is not None else None)
+    return there or callers.data_parallel()
 
 
 P = ParamSpec("P")

@@ -327,8 +327,8 @@ class LeftOut(Tally):
             return ""
         many = "" if seen == 1 else "s"
         size = f" ({tokens:,} {self._unit})" if self._unit else ""
-        is_listed = self._quarantine is not None and not is_aside()
-        where = f"; listed in {hidden(str(self._quarantine.folder))}" if is_listed else ""
+        listing = None if is_aside() else self._quarantine
+        where = f"; listed in {hidden(str(listing.folder))}" if listing else ""
         return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
 
 

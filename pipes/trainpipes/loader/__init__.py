@@ -161,9 +161,9 @@ class Loader:
         self.pipeline = pipeline
         plan = functools.partial(_plan, pipeline)
         if epoch is None:
-            self._iteration = IterationState(plan, source.ranks, source)
+            self._iteration = IterationState(plan, source.own_ranks, source)
         else:  # wherever the pipeline stands
-            self._iteration = IterationState(plan, source.ranks, fixed=epoch)
+            self._iteration = IterationState(plan, source.own_ranks, fixed=epoch)
             self._iteration.members = source.members
             source.derived.add(self._iteration)
         context, there = multiprocessing_context, multiprocessing.get_all_start_methods()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -227,15 +228,19 @@ class HuggingFace(TokenizerEngine):
         plain.encode_special_tokens = self._splits_special
         if self._refusal is not None:
             return plain, None
-        return plain, Checked(self._faster, lambda texts: encode_all(plain, texts), str(self))
+        # Without a circle of references: all this may take tens of MB.
+        return plain, Checked(
+            partial(self._faster, self._content), partial(encode_all, plain), str(self)
+        )
 
     @property
     def _plain(self) -> Any:
         return self.loaded[0]
 
-    def _faster(self) -> Gigatoken:
+    @staticmethod
+    def _faster(content: bytes) -> Gigatoken:
         unused = {"truncation": None, "padding": None, "post_processor": None}
-        return Gigatoken(json.dumps(json.loads(self._content) | unused))
+        return Gigatoken(json.dumps(json.loads(content) | unused))
 
     def _unreadable(self, error: Exception) -> errors.UnreadableError:
         said = f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}"

@@ -452,6 +452,14 @@ class Consumer:
             self._pool.close()
         if self._items is not None:
             self._items.close()
+        self.end_workers()
+
+    def end_workers(self) -> None:
+        """The garbage collector may call it anywhere, also where this thread reads: it closes no reader, and
+        waits for no lock.
+        """
         workers, self._workers = self._workers, None
         if workers is not None and self._options.workers is not None:
+            if self._pool is not None:
+                self._pool.close()
             self._options.workers.end(workers, self.plan)

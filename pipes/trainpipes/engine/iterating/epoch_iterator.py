@@ -194,8 +194,7 @@ class EpochIterator:
     def __del__(self) -> None:
         if self._current is not None:
             self._current.left = True
-            if self._options.workers is not None:
-                self._current.close()  # its workers go with it
+            self._current.end_workers()
 
     def is_last(self) -> bool:
         """Whether the last item given ends this pass, for loops that accumulate gradients. May make

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal import callers
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import Living
 from trainpipes._internal.messages import has_warned, warn_once
@@ -17,6 +18,7 @@ from trainpipes.engine.planning.inputs import FILES, files_of, of_run
 from trainpipes.engine.planning.migrate import at_start, checked_changes, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.interfaces.stage import Stage
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, Reweighed, carried
 
@@ -29,6 +31,7 @@ class IterationState:
 
     Args:
         make_plan: of the files of an epoch, if they are given; of those that stand there now by default.
+        own_ranks: gives rank and world size, as no library shares out the rows again.
         source: the pipeline's, where a ``Loader``'s own starts.
         fixed: the epoch of every pass that starts from no load, or None.
     """
@@ -36,13 +39,13 @@ class IterationState:
     def __init__(
         self,
         make_plan: Callable[[Sequence[Sequence[str] | None] | None], Plan],
-        ranks: Callable[[], tuple[int, int]],
+        own_ranks: Callable[[], tuple[int, int]],
         source: IterationState | None = None,
         fixed: int | None = None,
     ) -> None:
         self.make_plan = make_plan
         self._plan: Plan | None = None
-        self.ranks = ranks
+        self.own_ranks = own_ranks
         self.members: tuple[int, ...] | None = None
         self.passes = EpochCounter(fixed or 0, fixed)
         #: The last load, and where its state says to start.
@@ -94,6 +97,16 @@ class IterationState:
         if self._plan is None:
             self._plan = self.make_plan(None)
         return self._plan
+
+    def ranks(self) -> tuple[int, int]:
+        """Rank and world size to read by."""
+        return callers.reading_ranks(self.own_ranks(), self.batching)
+
+    def batching(self) -> Stage | None:
+        """The stage that makes batches."""
+        chain = self.plan.chain
+        first = chain.stages[0]
+        return chain.batch or (first if first.traits.makes_batches else None)
 
     def plan_of(self, position: Position) -> Plan:
         """The plan of a pass from a position on, with the files that its epoch began with."""

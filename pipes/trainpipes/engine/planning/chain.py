@@ -157,13 +157,8 @@ class Chain:
         """This chain, with copies of the stages that look at the pipeline's inputs."""
         asking = {s for s in (*self.stages, *self.steps) if s.traits.asks_inputs}
         copies = {stage: stage._bound(inputs) for stage in asking}
-
-        def copied(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(copied, value))
-            return copies.get(value, value) if isinstance(value, Stage) else value
-
-        return Chain(**{field.name: copied(getattr(self, field.name)) for field in fields(self)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Chain(**{name: _copied(value, copies) for name, value in values.items()})
 
     # Epochs and passes
 
@@ -185,6 +180,12 @@ class Chain:
 
     def first_epoch(self, pass_number: int) -> int:
         return pass_number * (PASS_EPOCHS if self.times is None else self.times) % LARGEST_EPOCH
+
+
+def _copied(value: Any, copies: Mapping[Stage, Stage]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_copied(each, copies) for each in value)
+    return copies.get(value, value) if isinstance(value, Stage) else value
 
 
 class MixedInputs(Protocol):
