@@ -73,7 +73,7 @@ def test_a_pipeline_that_a_temporary_iterator_outlives_goes_on(files: Path) -> N
     assert sum(len(batch) for batch in batches) == 2 * ROWS
 
 
-def test_a_tokenizer_is_let_go_with_its_stage(no_collections: None) -> None:
+def test_a_tokenizer_that_nobody_holds_is_let_go(no_collections: None) -> None:
     tokenizer = HuggingFace(bpe())
     tokenizer.encode(pa.array(["a few", "words"], pa.large_string()))
     gone = weakref.ref(tokenizer)
