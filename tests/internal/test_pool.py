@@ -298,16 +298,16 @@ def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
     # As the thread that starts does where it collects an iterator that was the pool's.
     closed: list[bool] = []
 
-    class Thread(threading.Thread):
+    class Thread(locks.LateThread):
         def start(self) -> None:
-            closer = plain(target=pool.close, daemon=True)
+            closer = threading.Thread(target=pool.close, daemon=True)
             closer.start()
             closer.join(5)
             closed.append(not closer.is_alive())
             super().start()
 
-    plain, pool = threading.Thread, Pool(1)
-    monkeypatch.setattr(threading, "Thread", Thread)
+    pool = Pool(1)
+    monkeypatch.setattr(locks, "LateThread", Thread)
     pool.submit(int)
     while not closed:
         time.sleep(0.01)
@@ -321,7 +321,7 @@ def test_a_thread_of_a_pool_starts_once_where_two_threads_begin_tasks(
     begun: list[object] = []
     helper = locks._thread.start_new_thread
 
-    class Thread(threading.Thread):
+    class Thread(locks.LateThread):
         def start(self) -> None:
             started.append(self.name)
             super().start()
@@ -333,12 +333,28 @@ def test_a_thread_of_a_pool_starts_once_where_two_threads_begin_tasks(
         helper(function, arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading, "Thread", Thread)
+        patched.setattr(locks, "LateThread", Thread)
         patched.setattr(locks._thread, "start_new_thread", start_new_thread)
         assert pool.submit(int).result() == 0
         assert len(begun) == 2
     time.sleep(0.05)
     assert len(started) == 1
+
+
+def test_tasks_in_a_row_begin_no_more_threads_than_the_pool_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Any] = []  # threads that start the pool's: these wait till the last task has come
+    with monkeypatch.context() as patched:
+        patched.setattr(locks._thread, "start_new_thread", lambda *call: begun.append(call))
+        pool = Pool(2)
+        tasks = [pool.submit(int) for _ in range(50)]
+    assert len(begun) == 2
+    for function, arguments in begun:
+        function(*arguments)
+    for task in tasks:
+        locks.wait_for(task.finished)
+    pool.join()
 
 
 def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(monkeypatch):

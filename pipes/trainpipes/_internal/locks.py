@@ -215,20 +215,28 @@ def lock_file(handle: int, path: str | os.PathLike[str]) -> bool:
         return True
 
 
+class LateThread(threading.Thread):
+    """A thread that is started by another thread: ``start`` waits for an event, and Ctrl-C may end that."""
+
+    has_starter = False
+
+
 def start(thread: threading.Thread) -> None:
-    """Start a thread, in a thread: ``Thread.start`` waits for an event."""
-    start_all(deque([thread]))
+    """Start a thread, in a thread."""
+    _thread.start_new_thread(_start_next, (deque([thread]),))
 
 
-def start_all(threads: deque[threading.Thread]) -> None:
+def start_all(threads: deque[LateThread]) -> None:
     """Start the threads that are in there, and take them out: each once, also where several threads do so."""
+    for thread in list(threads):
+        if not thread.has_starter:
+            _thread.start_new_thread(_start_next, (threads,))
+            thread.has_starter = True
 
-    def begin() -> None:
-        with suppress(IndexError, RuntimeError):  # another thread was there; the interpreter ends
-            threads.popleft().start()
 
-    for _ in range(len(threads)):
-        _thread.start_new_thread(begin, ())
+def _start_next(threads: deque[threading.Thread] | deque[LateThread]) -> None:
+    with suppress(IndexError, RuntimeError):  # another thread was there; the interpreter ends
+        threads.popleft().start()
 
 
 def wait_for(flag: Flag) -> None:

@@ -120,7 +120,7 @@ class Pool:
         self._changed = locks.Bell()  # for those that fork, or wait for that
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
-        self._to_start: deque[threading.Thread] = deque()  # of these
+        self._to_start: deque[locks.LateThread] = deque()  # of these
         self._running = 0
         self._waiting = 0  # for a server, of those that run
         self._reading_ahead = 0
@@ -146,7 +146,7 @@ class Pool:
         if self._closed or len(self._alive) >= self.threads + self._waiting:
             return
         name = f"{self.name}-{len(self._alive)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread = locks.LateThread(target=self._work, name=name, daemon=True)
         self._to_start.append(thread)
         self._alive.append(thread)
 
