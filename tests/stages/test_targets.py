@@ -332,3 +332,14 @@ def test_classes_are_no_labels_of_tokens() -> None:
     with warnings.catch_warnings(action="error"):
         assert list(rows.then(TokenizedBy("bytes")))
         assert len(list(rows.select("input_ids").pack(2))) == 1  # whose labels are its own
+
+
+def test_truncate_looks_at_rows_too_that_it_does_not_cut() -> None:
+    labels = [[1, 2], [-100, -100], [-100] * 3 + [5], []]  # the third is cut, the fourth has none to lose
+    rows = tp.from_arrow(pa.table({"input_ids": labels, "labels": labels, "n": range(4)}))
+    assert numbers(rows.truncate(3, on_error="skip")) == [0]
+    assert numbers(rows.truncate(3, on_error="keep")) == [0, 1, 2, 3]
+    with pytest.raises(tp.DataError, match=r"has no target for the loss.*row 1\b"):
+        numbers(rows.truncate(3, on_error="raise"))
+    with pytest.warns(UserWarning, match="1 of 4 rows has no target"):
+        assert numbers(rows.truncate(3)) == [0, 1, 2, 3]  # only of those that it cuts

@@ -80,7 +80,7 @@ class Truncate(TargetStage, RunStage, takes="columns"):
         usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
         if self.columns is not None:
             usual = checks.column_names(self.columns, "truncate(columns)")
-        lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
+        trains, cut = np.ones(len(block), dtype=np.bool_), np.zeros(len(block), dtype=np.bool_)
         for name in usual:
             values, lengths = numbers_of(block, name, self)
             longer = lengths > self.max_length
@@ -88,10 +88,12 @@ class Truncate(TargetStage, RunStage, takes="columns"):
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
                 values, lengths = cut_rows(values, offsets, self.max_length, self.truncation_side)
                 table = with_column(table, name, list_array(values, lengths))
-                if name == "labels":
-                    lost = longer & ~have_target(values, lengths)
+            if name == "labels" and (longer.any() or self.on_error):
+                trains, cut = have_target(values, lengths), longer
+                if self.on_error is None:  # the warning is about rows that are cut here
+                    trains |= ~longer
         run = run.with_block(block if table is block.data else block.with_data(table))
-        return self.check_targets(run, ~lost, lost, before=block)
+        return self.check_targets(run, trains, cut, before=block)
 
 
 class AddLabels(RunStage, takes="columns"):
