@@ -192,13 +192,14 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
     more = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value")}
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
-    if more.get("weight") == 0:
-        why = 'a message has "weight" 0, and all that the assistant says is in the loss'
+    speaker = roles.get(role or "", role)
+    untrained = [key for key, said in (("weight", 0), ("train", False)) if more.get(key) == said]
+    if speaker == "assistant" and untrained:
+        said = f'"{untrained[0]}" {more[untrained[0]]}'
+        why = f"a message has {said}, and all that the assistant says is in the loss"
         way = "make such messages part of a prompt, or leave the key out with map()"
         raise tp.DataError(f"column {column!r}: {why}: {way}")
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and set(part) <= {"type", "text"} for part in content
-    ):
+    if isinstance(content, list) and all(map(_is_text, content)):
         texts = [part.get("text") for part in content]
         if None in texts:
             raise tp.DataError("content is text, or parts of text, got a part without text")
@@ -206,7 +207,14 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
     calls = _calls(content) if role == "function_call" and not more.get("tool_calls") else []
     if calls:
         content, more["tool_calls"] = None, calls
-    return {"role": roles.get(role or "", role), "content": content, **more}
+    return {"role": speaker, "content": content, **more}
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a part is of text; a column of parts has nulls for the keys that others have."""
+    if not isinstance(part, Mapping):
+        return False
+    return {key for key, value in part.items() if value is not None} <= {"type", "text"}
 
 
 def _calls(text: Any) -> list[dict[str, Any]]:

@@ -11,20 +11,28 @@ import torch
 import trainpipes as tp
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.interfaces.stage import made_once
-from trainpipes.tokenizers.chat import Chat
+from trainpipes.tokenizers.chat import Chat, messages_of, tools_of
 from trainpipes_recipes.chats import ROLES, CheckedRows, to_messages
 
 __all__ = ["Groups", "PromptRows", "ShortPrompts", "check_prompts"]
 
 
 def check_prompts(
-    tokenizer: Any, max_length: int | None, generations: int, size: int | None, output: str
+    tokenizer: Any,
+    max_length: int | None,
+    generations: int,
+    size: int | None,
+    output: str,
+    on_error: Any,
 ) -> None:
     """Raise ConfigError unless these options of ``prompts`` are right, also together."""
     way = 'give it one, and output="text" for prompts as text'
     good = tokenizer is not None or max_length is None
     require(good, "prompts(max_length)", "None without a tokenizer", max_length, way)
     require(output in ("ids", "text"), "prompts(output)", '"ids" or "text"', output)
+    good = output == "ids" or max_length is None or on_error != "keep"
+    way = 'leave long prompts out by on_error="skip"'
+    require(good, "prompts(output)", '"ids" where on_error="keep" cuts long prompts', output, way)
     whole_number(generations, 1, "prompts(num_generations)")
     if size is None:
         way = "give a batch_size, or generate several times for each prompt"
@@ -36,17 +44,26 @@ def check_prompts(
 
 
 class PromptRows(CheckedRows):
-    """Prompts that are not empty; messages in OpenAI's layout, or as the chat template writes them."""
+    """Prompts that are not empty; messages in OpenAI's layout, or as the chat template writes them. An
+    assistant's message at the end is left out where rows hold ``answers``.
+    """
+
+    free = frozenset({"answers"})
 
     _: KW_ONLY
     tools: str | None = None
     tokenizer: Any = None
     template: str | None = None
+    parse_arguments: bool | None = None
+    answers: bool = False
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         if self.tokenizer is not None:
-            identity |= {"tokenizer": None, "template": self._chat.fingerprint()}
+            identity |= {
+                "tokenizer": None,
+                "template": self._chat.fingerprint(self.tools is not None),
+            }
         return identity
 
     @made_once
@@ -60,15 +77,19 @@ class PromptRows(CheckedRows):
                 prompt or ""
             ).strip() else f"column {self.column!r}: an empty prompt"
         messages = to_messages(prompt, {**ROLES, **(self.roles or {})}, self.column)
+        ends_with_answer = bool(messages) and messages[-1]["role"] == "assistant"
+        if ends_with_answer and self.answers:
+            messages = messages[:-1]
+        wrong = None
         if not messages or messages[-1]["content"] in (None, "", []):
-            return (
-                row,
-                f"column {self.column!r}: the prompt has no message, or an empty one at its end",
-            )
-        if self.tokenizer is None:
-            return {**row, self.column: messages}, None
-        tools = row[self.tools] if self.tools is not None else None
-        return {**row, self.column: self._chat.prompt(messages, tools)}, None
+            wrong = "the prompt has no message, or an empty one at its end"
+        elif ends_with_answer and not self.answers:
+            wrong = "the prompt ends with a message of 'assistant', which would be no part of the response"
+        if self.tokenizer is not None and messages:
+            parsed = messages_of(messages, self.parse_arguments is not False)
+            tools = tools_of(row[self.tools]) if self.tools is not None else None
+            messages = self._chat.prompt(parsed, tools)  # type: ignore[assignment]
+        return {**row, self.column: messages}, wrong and f"column {self.column!r}: {wrong}"
 
 
 class ShortPrompts(CheckedRows):
@@ -101,4 +122,4 @@ class Groups(tp.BatchStage):
         padded = {
             k: torch.from_numpy(tp.pad_sequences(v, dtype="int64")) for k, v in ragged.items()
         }
-        return {**padded, **columns}
+        return {**padded, **{name: columns[name] for name in columns if name not in padded}}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
+from trainpipes._internal.checks import require
+from trainpipes._internal.messages import need_columns
 from trainpipes_recipes.chats import checked
 from trainpipes_recipes.inputs import CONVERSATIONS, PROMPTS, Input, OnError, documented
 from trainpipes_recipes.prompt_rows import Groups, PromptRows, ShortPrompts, check_prompts
@@ -20,6 +22,7 @@ def prompts(
     tools: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
+    parse_arguments: bool = True,
     train: bool = True,
     on_error: OnError | None = None,
     max_length: int | None = None,
@@ -39,7 +42,8 @@ def prompts(
 
         no tokenizer               a row; of ``batch_size`` rows a list. Messages stay messages.
         output="text"              the same, with the text that the chat template makes of messages,
-                                   up to where the response begins
+                                   up to where the response begins: the assistant's message that ends
+                                   a conversation is left out
         output="ids"               the same as text, with the token ids in a list "input_ids". A batch
                                    is a dict: int64 ``input_ids`` and ``attention_mask`` [B, L], padded
                                    on the left with 0, and a list of B values for each other column
@@ -53,11 +57,14 @@ def prompts(
             they are.
         prompt: column of the prompt; by default the first of prompt, question, instruction, input and
             query, or else of messages and conversations.
-        tools: column of the tools that the chat template writes.
+        tools: column of the tools that the chat template writes: lists of JSON schemas, or these as
+            JSON text.
         template: for messages, a Jinja template in place of the tokenizer's own.
-        on_error: for prompts that are null, empty or longer than ``max_length``: None or "raise"
-            names the first; "skip" leaves them out and logs how many; a ``Quarantine`` also lists
-            them; "keep" takes them, and cuts long ones on the left.
+        parse_arguments: as in ``chat``.
+        on_error: for prompts that are null, empty or longer than ``max_length``, and columns of prompts
+            that end with an assistant's message: None or "raise" names the first; "skip" leaves them out
+            and logs how many; a ``Quarantine`` also lists them; "keep" takes them but for nulls, and
+            cuts the ids of long ones on the left.
         max_length: the most tokens of a prompt.
         num_generations: how often each prompt comes in its batch.
         batch_size: rows in a batch, a multiple of ``num_generations``; None for single rows, as a
@@ -70,17 +77,21 @@ def prompts(
     >>> [(row["prompt"], row["answer"]) for row in batch]
     [('1 + 1?', 2), ('1 + 1?', 2), ('2 + 2?', 4), ('2 + 2?', 4)]
     """
-    check_prompts(tokenizer, max_length, num_generations, batch_size, output)
+    check_prompts(tokenizer, max_length, num_generations, batch_size, output, on_error)
     data = Input("prompts", files, storage_options)
     (prompt,) = data.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
     is_text = isinstance(data.first(prompt), str | None)
+    if tools is not None:
+        require(not is_text, "prompts(tools)", "left out where prompts are text", tools)
+        need_columns(data.columns, [tools], "prompts(tools)")
     rows = data.arrange(data.rows(), train, buffer_size, seed, num_shards)
     if prompt != "prompt":
         rows = rows.drop_columns("prompt") if "prompt" in data.columns else rows
         rows = rows.rename({prompt: "prompt"})
     stage = PromptRows(
         "prompt", roles=None if is_text else (roles or {}), on_error=on_error, tools=tools,
-        tokenizer=None if is_text else tokenizer, template=template,
+        tokenizer=None if is_text else tokenizer, template=template, answers=(prompt,) in CONVERSATIONS,
+        parse_arguments=None if parse_arguments else False,
     )  # fmt: skip
     rows = checked(rows, stage)
     if tokenizer is not None and (output == "ids" or max_length is not None):

@@ -276,6 +276,7 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
     ([{"role": {"name": "user"}, "content": "x"}], {}, tp.SchemaError, "a role is text, got .*user"),
     (7, {}, tp.SchemaError, "holds lists of messages, got int "),
     ([message("user", weight=None), message("assistant", weight=0)], {}, tp.DataError, '"weight" 0'),
+    ([message("user", train=False), message("assistant", train=False)], {}, tp.DataError, '"train" False'),
     (GOOD, {"messages": "mesages"}, tp.SchemaError, "mesages"),
     (GOOD, {"on_error": "drop"}, tp.ConfigError,
         "on_error\\) must be \"raise\", \"skip\" or \"keep\", got 'drop'"),
@@ -288,6 +289,20 @@ def test_what_does_not_fit_is_refused(told: Any, options: Any, error: Any, said:
 
     with pytest.raises(error, match=said):
         made() if error is tp.ConfigError else list(made())
+
+
+def test_parts_of_text_are_joined_that_have_nulls_for_the_keys_of_others() -> None:
+    def part(text: str) -> dict[str, Any]:
+        return {"type": "text", "text": text, "image_url": None}
+
+    talk = [{"role": "user", "content": [part("a"), part("b")]},
+            {"role": "assistant", "content": [part("c")]}]  # fmt: skip
+    table = tp.from_arrow(pa.Table.from_pylist([{"messages": talk}]))
+    tokenizer = small_tokenizer()
+    batch = next(iter(chat(table, tokenizer, **ONE)))
+    joined = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    wanted = tokenizer.apply_chat_template(joined, tokenize=False)
+    assert tokenizer.decode(batch["input_ids"][0]) == wanted
 
 
 def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,88 @@ def test_messages_get_the_template_up_to_the_response(turns: int) -> None:
     assert [row["prompt"] for row in plain] == [said[:turns]] * 3
 
 
+#: Writes tools and calls as JSON, and a message's words.
+CALLS = """\
+{% if tools %}{{ tools | tojson }}{% endif %}
+{% for m in messages %}
+{{ '<' + m['role'] + '>' }}{{ m['content'] }}
+{%- if 'tool_calls' in m %}
+{% for call in m['tool_calls'] %}{{ call.function.arguments | tojson }}{% endfor %}
+{%- endif %}
+{% endfor %}
+{% if add_generation_prompt %}<assistant>{% endif %}
+"""
+
+
+def text_of(row: dict[str, Any], tokenizer: Any, **options: Any) -> str:
+    rows = tp.from_arrow(pa.Table.from_pylist([row]))
+    (said,) = prompts(rows, tokenizer, output="text", batch_size=None, **SMALL, **options)
+    return str(said["prompt"])
+
+
+def test_tools_and_calls_are_those_of_the_recipe_chat() -> None:
+    tools = [
+        {"name": "f", "parameters": {"a": {"type": "int"}}},
+        {"name": "g", "parameters": {"b": {"type": "str"}}},
+    ]
+    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "hm", "tool_calls": None},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_calls": None},
+    ]
+    tokenizer = small_tokenizer(CALLS)
+    for given in (tools, json.dumps(tools)):
+        row = {"messages": talk, "tools": given}
+        wanted = tp.recipe(
+            "chat", tp.from_arrow(pa.Table.from_pylist([{**row, "messages": [*talk, {
+                "role": "assistant", "content": "seven", "tool_calls": None}]}])),
+            tokenizer, tools="tools", batch_size=1, num_shards=1, train=False,
+        )  # fmt: skip
+        text = tokenizer.decode(next(iter(wanted))["input_ids"][0])
+        prompt = text_of(row, tokenizer, tools="tools")
+        assert text.startswith(prompt)
+        assert '{"a": 1}' in prompt
+        assert "null" not in prompt
+    as_text = text_of(row, tokenizer, tools="tools", parse_arguments=False)
+    assert '"{\\"a\\": 1}"' in as_text or '"{\\u0022a' in as_text
+    with pytest.raises(tp.SchemaError, match="no column 'tool'"):
+        text_of(row, tokenizer, tools="tool")
+    with pytest.raises(
+        tp.ConfigError, match=r"prompts\(tools\) must be left out where prompts are"
+    ):
+        text_of({"prompt": "a", "tools": "[]"}, tokenizer, tools="tools")
+
+
+def test_of_named_templates_that_for_tools_is_taken_where_there_are_some() -> None:
+    tokenizer = copy.deepcopy(small_tokenizer())
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": CALLS}
+    row = {"messages": [{"role": "user", "content": "hm"}], "tools": '[{"name": "f"}]'}
+    assert text_of(row, tokenizer, tools="tools").strip().startswith('[{"name": "f"}]')
+    assert text_of({**row, "tools": "[]"}, tokenizer, tools="tools").startswith("<|im_start|>")
+    assert text_of(row, tokenizer).startswith("<|im_start|>")
+
+
+def test_the_answer_of_a_conversation_is_no_part_of_its_prompt() -> None:
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    tokenizer = small_tokenizer()
+    wanted = tokenizer.apply_chat_template(talk[:1], add_generation_prompt=True, tokenize=False)
+    assert text_of({"messages": talk}, tokenizer) == wanted
+    plain = prompts(tp.from_dataset([{"conversations": talk}]), batch_size=None, **SMALL)
+    assert [row["prompt"] for row in plain] == [talk[:1]]
+    with pytest.raises(tp.DataError, match="prompt ends with a message of 'assistant'"):
+        text_of({"prompt": talk}, tokenizer)  # the start of an answer?
+    assert "4" in text_of({"prompt": talk}, tokenizer, on_error="keep")
+    with pytest.raises(tp.DataError, match="the prompt has no message"):
+        text_of({"messages": talk[1:]}, tokenizer)
+
+
+def test_a_column_of_the_name_of_the_mask_does_not_replace_it() -> None:
+    rows = tp.from_dataset([{"prompt": "abc"[:n], "attention_mask": "mine"} for n in (3, 1)])
+    (batch,) = prompts(rows, "bytes", batch_size=2, **SMALL)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
 def test_long_and_empty_prompts(tmp_path: Path) -> None:
     rows = tp.from_dataset([{"prompt": "a" * n, "n": n} for n in (3, 0, 9, 4)])
     make: Any = lambda **o: list(prompts(rows, "bytes", batch_size=None, **SMALL | o))  # noqa: E731
@@ -88,6 +172,7 @@ def test_long_and_empty_prompts(tmp_path: Path) -> None:
     ({"num_generations": 0}, "num_generations"),
     ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
     ({"max_length": 5}, "must be None without a tokenizer"),
+    ({"output": "text", "on_error": "keep", "max_length": 5, "tokenizer": "bytes"}, "cuts long prompts"),
     ({"output": "tensor"}, 'must be "ids" or "text"'),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:

@@ -410,7 +410,8 @@ class ChatTemplate(Tokenizes, takes="columns"):
     def identity(self) -> dict[str, Any]:
         identity = {
             "stage": self.name, "tokenizer": self.maker.fingerprint(),
-            "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
+            "template": self._chat.fingerprint(self.tools is not None),
+            "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
             "on_error": None if self.traits.keeps_rows else "skip",

@@ -71,24 +71,26 @@ class Chat(Loaded):
         backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
         return tokenizer
 
-    @property
-    def template(self) -> str:
+    def template(self, tools: Tools = None) -> str:
+        """The template; of a tokenizer's named ones that for tools, where there are some."""
         if self._given is not None:
             return self._given
         try:
-            template: str = self.loaded.get_chat_template()
+            template: str = self.loaded.get_chat_template(tools=tools)
         except ValueError as error:
             why = f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]})"
             raise ConfigError(f"{why}: pass chat_template(..., template=...)") from error
         return template
 
-    def fingerprint(self) -> str:
-        return digest(self.template.encode())
+    def fingerprint(self, tools: bool = False) -> str:
+        template = self.template()
+        of_tools = self.template([{}]) if tools else template
+        return digest((template if template == of_tools else template + of_tools).encode())
 
     def write(self, messages: Messages, prompt: Messages = (), tools: Tools = None) -> Written:
         conversation = [*prompt, *messages]
         with _lock:
-            if not MARKED.search(self.template):
+            if not MARKED.search(self.template(tools)):
                 text = self._render(conversation, tools)[0]
                 return Written(text, self._spans(conversation, tools, text, len(prompt)))
             text, spans = self._render(conversation, tools, return_assistant_tokens_mask=True)
@@ -133,7 +135,7 @@ class Chat(Loaded):
 
         render: Any = chat_template_utils.render_jinja_template
         try:
-            template = _apart(self.template)
+            template = _apart(self.template(tools))
             named = {**options, **self.loaded.special_tokens_map, "chat_template": template}
             (text,), spans = render([messages], tools, **named)
         except Exception as error:
