@@ -133,7 +133,7 @@ class Mix(MixingSource):
         column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how often a source may be read in an epoch of the mix, by name or for all. Its share then
-            goes to the others.
+            goes to the others. More than 1 needs ``weights``, or another ``stop``.
         stop: where an epoch of the mix ends, in each shard:
 
             - "all_exhausted": when each source was read once, and the others have their shares beside the
@@ -200,6 +200,10 @@ class Mix(MixingSource):
         goes_on = any(limits[name] is None and (last is None or last[name]) for name in limits)
         rule = 'None with stop="repeat", for a source at least that has a weight at the end'
         self._require(goes_on or self.stop != "repeat", "max_epochs", rule)
+        once = set(_limits(self.max_epochs, list(self.sources)).values()) <= {1, None}
+        rule = "1 or None without weights, where each row comes once"
+        way = "give weights too, such as each source's rows times the epochs that it shall have"
+        self._require(once or not self._takes_each_once, "max_epochs", rule, way)
 
     @cached_property
     def _weights(self) -> dict[str, Fraction] | None:

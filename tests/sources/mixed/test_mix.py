@@ -144,6 +144,10 @@ def test_a_source_leaves_after_its_repetitions_and_the_others_share():
     after = found[max(n for n, name in enumerate(found) if name[0] == "b") + 1 :]
     share = first_letters(after)
     assert abs(share["a"] - 2 / 3 * len(after)) <= 2
+    in_proportion = {"a": 3 * 70, "b": 5, "c": 2 * 40}
+    times = {"a": 3, "b": 1, "c": 2}
+    exact = Counter(names(tp.mix(sources, weights=in_proportion, max_epochs=times)))
+    assert all(count == times[name[0]] for name, count in exact.items())
     all_twice = names(tp.mix(sources, weights=weights, max_epochs=2))
     assert first_letters(all_twice)["b"] == 10
     assert max(Counter(all_twice).values()) == 2
@@ -285,6 +289,7 @@ A, B = rows("a", 5), rows("b", 5)
         ({"temperature": 2, "weights": {"a": 1, "b": 1}}, "left out beside weights"),
         ({"max_epochs": 0}, r"must be an integer of 1 or more \(.* or None.*\), got 0"),
         ({"max_epochs": {"c": 1}}, r"must be names of sources \(a, b\), got 'c'"),
+        ({"max_epochs": {"a": 2, "b": 1}}, "1 or None without weights.*rows times the epochs"),
         ({"max_epochs": 2, "stop": "repeat"}, "None with stop=.repeat., for a source"),
         ({"schedule": []}, r"must be a list of \(draws, weights\)"),
         ({"schedule": [(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 1})]}, r"from 0 or more, got \[0, 0\]"),
