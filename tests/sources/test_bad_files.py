@@ -133,6 +133,11 @@ BAD: list[tuple[str, bytes, str, dict[str, Any], str]] = [
     ("a.jsonl", b'{"a": {"id": [0.5, %d]}}\n' % (2**53 + 1), "json", {}, "line 1: .* floats would"),
     ("a.csv", b"id\n1\n%d\n" % LARGE, "csv", {}, r"line 3: .* floats would round; say its type"),
     ("a.csv", b"id\n1\n%d\n" % LARGE, "csv", {"infer": "all"}, "floats would round"),
+    *((f"a.{kind}", head + b"\n".join(row % n for n in (b"1", b"%d" % (2**53 + 1), b"0.5")), kind, options,
+       rf"line {line}: .* {2**53 + 1}, .* floats would round; say its type by schema=")
+      for kind, head, row, line in (("csv", b"h\n", b"%s", 3), ("json", b"", b'{"h": %s}', 2))
+      for options in ({}, {"infer": "all"}, {"infer": "all", "block_rows": 1})),
+    ("a.jsonl", b'{"h": %d}\n' % 2**63, "json", {}, f"line 1: .* {2**63}, .* floats would round"),
     # Arrow
     ("a.arrow", FILE[: messages(FILE)[-2]] + FILE[messages(FILE)[-1] :], "arrow", {},
      f"its footer has a message at byte {messages(FILE)[-2]:,}, where none begins or fits"),

@@ -223,11 +223,21 @@ def _filled(data: bytes, feeds: IntArray) -> Any:
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
+#: The first integer that int64 does not hold: it came as a float only for that.
+INT64 = 1 << 63
 #: A long integer, which is no part of a fraction or of a number with an exponent.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 
 #: Some columns of some rows, with their integers as they are written.
 Written = Callable[[list[str], IntArray], Iterable[Any]]
+
+
+class RoundedError(pa.ArrowInvalid):
+    """A row has an integer that its column would round."""
+
+    def __init__(self, row: int, said: str) -> None:
+        super().__init__(said)
+        self.row = row
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
@@ -237,13 +247,14 @@ def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
         return
     rows = np.unique(np.concatenate([large[name] for name in names]))
     read = table.select(names).take(to_arrow(rows)).to_pylist()
-    for text, other in zip(written(names, rows), read, strict=False):
+    for row, text, other in zip(rows.tolist(), written(names, rows), read, strict=False):
         for name in names:
             odd = _rounded(text.get(name), other[name])
             if odd is not None:
-                raise pa.ArrowInvalid(
-                    f"column {name!r} has the integer {odd}, which a column of floats would round; say its "
-                    "type by schema=, such as uint64, or float64 to have it rounded"
+                raise RoundedError(
+                    row,
+                    f"column {name!r} has the integer {odd}, of a size that a column of floats would round; "
+                    "say its type by schema=, such as uint64, or float64 to have it rounded",
                 )
 
 
@@ -265,7 +276,7 @@ def _large_floats(column: Any) -> IntArray:
 
 def _rounded(value: Any, read: Any) -> int | None:
     if isinstance(value, int) and isinstance(read, float):
-        return value if value != read else None
+        return value if value != read or not -INT64 <= value < INT64 else None
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict) and isinstance(read, dict):
         pairs = [(value[name], read[name]) for name in value.keys() & read.keys()]

@@ -19,7 +19,7 @@ from trainpipes import errors
 from trainpipes._internal.progress import Progress
 from trainpipes.columns import arrays
 from trainpipes.columns.types import NoColumn, unite
-from trainpipes.sources import compressed, text_pieces
+from trainpipes.sources import compressed, text_cutters, text_pieces
 from trainpipes.sources.files import formats
 from trainpipes.sources.files.decoded_files import END, bad_rows
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes, without
@@ -74,6 +74,9 @@ def bad_row(
     good = bisect_left(range(1, len(stops) + 1), True, key=lambda count: problem(count) != "")
     if good == len(stops):
         return None
+    odd = _tried(form.parse, data[: stops[good]], start, schema, form.strict)
+    rounded = isinstance(odd, text_cutters.RoundedError)
+    good = odd.row if rounded else good
     first = stops[good - 1] if good else 0
     row = data[first : stops[good]]
     blank = len(row) - len(row.lstrip(form.between))
@@ -82,10 +85,10 @@ def bad_row(
     where = f"{name}, line {line:,}"
     of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
-    drift = None if wanted is None else _drift(form, row, start, wanted)
+    drift = None if wanted is None or rounded else _drift(form, row, start, wanted)
     if drift is not None:
         return errors.SchemaError(f"{where}: {drift.said}: {text}; {drift.way(form)}", **of_row)
-    said = ARROW.sub("", problem(good + 1)).rstrip(".")
+    said = ARROW.sub("", str(odd) if rounded else problem(good + 1)).rstrip(".")
     return errors.UnreadableError(
         f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
         f"{without(name)}",
