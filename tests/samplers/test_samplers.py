@@ -266,6 +266,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a rank that is none": (lambda: DistributedSampler(9, 3, 3), "0 to 3 - 1"),
     "no rows to go through": (lambda: list(RandomSampler()), "does not know how many rows"),
     "draws from nothing": (lambda: list(tp.from_dataset([], RandomSampler(num_samples=3))), "without rows"),
+    "keys of a dict": (lambda: tp.from_dataset({"cat": 3}), r"give sampler=list\(dataset\), or"),
     "another number of rows": (lambda: list(tp.from_dataset([1], RandomSampler(3))), "made for 3 rows"),
     "another number of weights": (
         lambda: list(tp.from_dataset([1], WeightedRandomSampler([1, 1], 2))), "made for 2 rows"
@@ -492,6 +493,7 @@ def test_keys_need_not_be_numbers():
     dataset = ByName({("en", 1): "a", ("en", 2): "b", "x": "c"})
     keys = [("en", 2), "x", ("en", 1), "x"]
     assert list(tp.from_dataset(dataset, keys).batch(3)) == [["b", "c", "a"], ["c"]]
+    assert list(tp.from_dataset({1: "b", 0: "a"})) == ["a", "b"]
     batched = tp.from_dataset(dataset, batch_sampler=[keys[:2], keys[2:]])
     assert list(batched) == [["b", "c"], ["a", "c"]]
     with pytest.raises(tp.DataError, match="no row number"):

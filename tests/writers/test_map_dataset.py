@@ -30,6 +30,17 @@ def test_rows_are_indexed_from_both_ends(tmp_path):
             data[index]
 
 
+def test_slices_and_lists_of_numbers_give_lists_of_rows(tmp_path):
+    data = pipeline(5).to_map_dataset(tmp_path / "rows.arrow")
+    rows = list(data)
+    assert (data[1:3], data[::-2], data[9:]) == (rows[1:3], rows[::-2], [])
+    assert data[[0, -1]] == data.__getitems__([0, -1]) == [rows[0], rows[4]]
+    with pytest.raises(IndexError, match="row 5 of 5"):
+        data[[0, 5]]
+    with pytest.raises(TypeError, match=r"takes a row's number, a slice, or a list .*, got 1\.5"):
+        data[1.5]
+
+
 def test_a_failed_write_leaves_nothing(tmp_path):
     def fail(row):
         raise RuntimeError("no")

@@ -409,7 +409,7 @@ class Pipeline(Record):
             path: the file, which is replaced.
 
         Returns:
-            A dataset with ``len()`` and ``dataset[i]``.
+            A dataset with ``len()`` and ``dataset[i]``; of a slice or a list of numbers, a list of rows.
 
         >>> import tempfile, pyarrow as pa, trainpipes as tp
         >>> rows = tp.from_arrow(pa.table({"x": [1, 2, 3]})).filter(lambda row: row["x"] > 1)

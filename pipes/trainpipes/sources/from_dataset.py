@@ -276,6 +276,12 @@ class FromDataset(Source, gives="objects", holds_data=True):
                 )
         sized = self.keys is not None or isinstance(dataset, Sized)
         self._require(sized, "dataset", "an object with a length", "else give a sampler")
+        if type(dataset) is dict and self.keys is None:
+            numbered = dataset.keys() == set(range(len(dataset)))
+            way = "give sampler=list(dataset), or the rows alone: list(dataset.values())"
+            self._require(
+                numbered, "dataset", "a dict of the keys 0, 1, 2, …, without a sampler", way
+            )
         option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
         self._require(good and not way, option, "an iterable of indices", way)

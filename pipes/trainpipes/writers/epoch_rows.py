@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import Shards, open_windows
-from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError, shown
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import say_where
 from trainpipes.interfaces.source import RowSource
@@ -373,14 +373,31 @@ class MapDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        rows = len(self)
-        if not -rows <= index < rows:
-            raise IndexError(f"row {index} of {rows}")
-        return python_rows(self.table.slice(index % rows, 1))[0]
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int]) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
+        if isinstance(index, list | tuple):
+            return self.__getitems__(index)
+        return python_rows(self.table.slice(self._place(index), 1))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return python_rows(self.table.take(to_arrow(np.array(list(map(index, indices)), np.int64))))
+        places = [self._place(index) for index in indices]
+        return python_rows(self.table.take(to_arrow(np.array(places, np.int64))))
+
+    def _place(self, number: Any) -> int:
+        rows = len(self)
+        try:
+            place = index(number)
+        except TypeError as error:
+            rule = "a row's number, a slice, or a list of numbers"
+            raise TypeError(f"{self}[...] takes {rule}, got {shown(number)}") from error
+        if not -rows <= place < rows:
+            raise IndexError(f"row {place} of {rows}")
+        return place % rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_table": None}
