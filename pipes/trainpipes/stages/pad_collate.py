@@ -140,8 +140,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         pad_to_multiple_of: L is rounded up to a multiple of it, even beyond ``max_length``.
         padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
         truncation_side: "right" (the default) or "left": where longer rows are cut.
-        value: pads ragged columns. By default token ids get the pad token of the ``tokenize``
-            before this stage, "labels" -100, others 0. Must be given if a function tokenizes.
+        value: pads ragged columns, but for "labels" (-100), "attention_mask" and "token_type_ids" (0), which
+            only ``columns`` changes. By default token ids get the pad token of the ``tokenize`` before
+            this stage, others 0. Must be given if a function tokenizes.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 on tokens) unless
             the rows have one. False for none, or a dict of ragged columns and the names of their
             masks.
