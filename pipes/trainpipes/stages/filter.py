@@ -59,7 +59,7 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
         predicate: a function of an item that returns a bool; a ``pyarrow.compute`` expression over
             columns (much faster), where null counts as False; or conditions that all hold:
             ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which
-            one holds.
+            one holds. Null counts as False there, too, but for "not in", which keeps it.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
         on_error: for a row of which a function raises; see ``map``.
