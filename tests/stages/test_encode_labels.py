@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,43 @@ def test_every_row_counts_once_whatever_the_order() -> None:
     assert counts(rows.take(1)) == {"a": 1}
     mixed = tp.mix({"x": rows.shuffle(2), "y": other}, weights={"x": 1, "y": 9}, stop="repeat")
     assert counts(mixed) == {**wanted, "c": 1}
+
+
+TEN, TWENTY = labelled([n % 3 for n in range(10)]), labelled([7 + n % 2 for n in range(20)])
+WEIGHTED = tp.mix({"x": TEN.shuffle(4), "y": TWENTY}, weights={"x": 3, "y": 1})
+DRAWN = tp.samplers.WeightedRandomSampler([9.0, *[1.0] * 9], 30)
+#: What an epoch has other rows by than the data.
+EPOCHS: dict[str, tp.Pipeline] = {
+    "flat_map": TEN.shuffle(4).flat_map(lambda row: [row, {"label": 9}][: 1 + row["label"]]),
+    "deduplicate": tp.concat(TEN, TEN).sharding_filter(3).shuffle(4).deduplicate("label"),
+    "subset": TEN.shuffle(sampler=tp.samplers.SubsetRandomSampler([1, 4])),
+    "weighted": TEN.sharding_filter(2).shuffle(sampler=DRAWN),
+    "encoded": TEN.encode_labels(classes=[2, 1, 0]).shuffle(sampler=DRAWN),
+    "given": TEN.encode_labels(classes=[2, 1, 0], counts=[3, 3, 4]).shuffle(sampler=DRAWN),
+    "mix": WEIGHTED.sharding_filter(3),
+    "mix encoded": WEIGHTED.sharding_filter(3).encode_labels(classes=[*range(9)]),
+    "first_exhausted": tp.mix(
+        {"x": TEN, "y": TWENTY}, weights={"x": 1, "y": 1}, stop="first_exhausted", max_epochs={"x": 2}
+    ),
+    "mix of batches": tp.mix({"x": TEN.batch(3), "y": TWENTY.batch(3)}, weights={"x": 3, "y": 1}),
+    "mix within a mix": tp.mix({"in": WEIGHTED, "out": TEN}, weights={"in": 2, "out": 1}),
+    "take": TEN.shuffle(9, seed=1).take(4),
+    "take of encoded": TEN.encode_labels(classes=[2, 1, 0], counts=[3, 3, 4]).take(4),
+    "take of a mix": tp.mix({"x": TEN, "y": TWENTY}).take(7),
+    "over a mix": tp.mix({"x": TEN, "y": TEN}).sharding_filter(1).deduplicate("label"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EPOCHS)
+def test_the_rows_of_an_epoch_count_as_often_as_they_come(kind: str) -> None:
+    pipe = EPOCHS[kind]
+    column = "labels" if any(stage.name == "encode_labels" for stage in pipe.stages) else "label"
+    items = (item if isinstance(item, list) else [item] for item in pipe)
+    wanted = Counter(row[column] for rows in items for row in rows)
+    for chain in (
+        (pipe, pipe.repeat()) if "batches" in kind else (pipe.batch(4), pipe.repeat().batch(4))
+    ):
+        assert {k: n for k, n in counts(chain, column).items() if n} == wanted
 
 
 def test_of_files_only_the_column_is_read(tmp_path: Path) -> None:

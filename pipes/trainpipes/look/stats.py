@@ -56,6 +56,10 @@ ORDERING = (
 )
 #: Stages that make batches, or rows of several.
 MAKING = kinds.BatchingStage | kinds.PackingStage | kinds.FinishingStage
+#: Above these there are no rows whose labels could be counted.
+ENDING = kinds.BatchingStage | kinds.FinishingStage | Pack
+#: What never changes the counts; the order does where rows are drawn, mixed by weights or left out by others.
+AGAIN = kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Stats(Report):
         packing: how documents fill packed rows; None where there are none.
         mixture: which sources of a mix rows are from; None without a mix.
         shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
-        labels: of each column that was asked for, rows of each label, over all rows of an epoch.
+        labels: of each column that was asked for, rows of each label, over all rows before ``batch``.
         steps: whether the ranks of a step have as much to do; None without ``world_size``.
         counts: of each stage that counts rows, its text about these batches: rows left out, texts cut.
         retries: how many times this process has made a request to a server again, so far.
@@ -407,14 +411,15 @@ class CountLabels(kinds.RunStage, takes="columns"):
 
 def label_counts(pipeline: Record, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
-    stages = list(takewhile(lambda s: not isinstance(s, MAKING), pipeline._stages))
+    stages = list(takewhile(lambda s: not isinstance(s, ENDING), pipeline._stages))
     counts: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
-            if stage.counts is not None:
+            above = [s for s in stages[place + 1 :] if isinstance(s, ORDERING) or _chooses(s)]
+            if stage.counts is not None and not any(map(_chooses, above)):
                 return dict(enumerate(stage.counts))
             counts.update(dict.fromkeys(range(stage.num_classes), 0))
-            del stages[place + 1 :]
+            stages[place + 1 :] = above
             break
         changes = stage._calls_function or column in getattr(stage, "names", ())
         if changes or not stage.traits.keeps_rows:
@@ -429,12 +434,22 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
     first, *above = stages
     if not isinstance(first, Mix):
         return [stages]
+    together = kinds.first_of(above, kinds.PackingStage | kinds.CountingStage) is not None
+    if first.stop != "repeat" and (together or not first._takes_each_once):
+        return [stages]
     mixed = first.sources.values()
     return [part for pipeline in mixed for part in _parts([*pipeline._stages, *above])]
 
 
+def _chooses(stage: Stage) -> bool:
+    """Whether it says which rows come: ``take`` and ``skip``, or a sampler."""
+    drawn = isinstance(stage, kinds.ShuffleStage) and stage.sampler is not None
+    return drawn or isinstance(stage, kinds.CountingStage)
+
+
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    left = kinds.without(stages, ORDERING)
+    ordered = any(isinstance(s, Mix | kinds.PackingStage) or _chooses(s) for s in stages)
+    left = kinds.without(stages, AGAIN if ordered else ORDERING)
     above: list[Stage] = []
     while True:
         stage: Any = left.pop()
@@ -455,6 +470,7 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
 
 def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     counts: Counter[Label] = Counter()
+    stages = [stage._fresh() for stage in stages]
     plan = Plan.of([*stages, CountLabels(column, counts), Batch(ROWS), Numbered()], quiet=True)
     chain = plan.chain
     if chain.endless or chain.opener.traits.read_once:

@@ -304,8 +304,9 @@ class Pipeline(Record):
         Args:
             batches: most batches to look at; 0 to count labels only. 100 if left out; with ``world_size``
                 64 for each rank, or for each shard where there are more of these.
-            labels: columns of texts, integers, bools, or lists of these, whose values are counted, over all
-                rows of an epoch; in a list, each value counts.
+            labels: columns of texts, integers, bools, or lists of these, whose values are counted; in a list,
+                each value counts. Rows before ``batch`` count, of one pass over the data: drop_last, ``take``
+                of batches and ``repeat`` change nothing. Of a mix without an end each source counts once.
             world_size: a number of ranks, to say how even their steps are: a step takes as long as its
                 slowest rank. Computed here, without other processes.
 

@@ -232,7 +232,7 @@ INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 Written = Callable[[list[str], IntArray], Iterable[Any]]
 
 
-class RoundedError(pa.ArrowInvalid):
+class RoundedError(pa.ArrowInvalid):  # type: ignore[misc]  # pyarrow has no types
     """A row has an integer that its column would round."""
 
     def __init__(self, row: int, said: str) -> None:
