@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 
 import trainpipes as tp
 from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.messages import need_columns
 from trainpipes.interfaces.stage import made_once
 from trainpipes.tokenizers.chat import Chat, messages_of, tools_of
 from trainpipes_recipes.chats import ROLES, CheckedRows, to_messages
 
-__all__ = ["Groups", "PromptRows", "ShortPrompts", "check_prompts"]
+__all__ = ["Groups", "PromptRows", "ShortPrompts", "check_prompts", "check_tools"]
 
 
 def check_prompts(
@@ -41,6 +43,13 @@ def check_prompts(
         good = whole_number(size, 1, "prompts(batch_size)") % generations == 0
         rule = f"a multiple of num_generations={generations}, so that no prompt is in two batches"
         require(good, "prompts(batch_size)", rule, size)
+
+
+def check_tools(tools: str | None, columns: Sequence[str], is_text: bool) -> None:
+    """Raise unless there is a column of tools, and messages to write it with."""
+    if tools is not None:
+        require(not is_text, "prompts(tools)", "left out where prompts are text", tools)
+        need_columns(columns, [tools], "prompts(tools)")
 
 
 class PromptRows(CheckedRows):

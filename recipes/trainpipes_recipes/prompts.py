@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes._internal.checks import require
-from trainpipes._internal.messages import need_columns
 from trainpipes_recipes.chats import checked
 from trainpipes_recipes.inputs import CONVERSATIONS, PROMPTS, Input, OnError, documented
-from trainpipes_recipes.prompt_rows import Groups, PromptRows, ShortPrompts, check_prompts
+from trainpipes_recipes.prompt_rows import (
+    Groups,
+    PromptRows,
+    ShortPrompts,
+    check_prompts,
+    check_tools,
+)
 
 __all__ = ["prompts"]
 
@@ -81,9 +85,7 @@ def prompts(
     data = Input("prompts", files, storage_options)
     (prompt,) = data.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
     is_text = isinstance(data.first(prompt), str | None)
-    if tools is not None:
-        require(not is_text, "prompts(tools)", "left out where prompts are text", tools)
-        need_columns(data.columns, [tools], "prompts(tools)")
+    check_tools(tools, data.columns, is_text)
     rows = data.arrange(data.rows(), train, buffer_size, seed, num_shards)
     if prompt != "prompt":
         rows = rows.drop_columns("prompt") if "prompt" in data.columns else rows
