@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from trainpipes import BatchStage, ConfigError, DataError, FittedColumns, Pipeline, SchemaError
+from trainpipes import (
+    BatchStage,
+    ConfigError,
+    DataError,
+    FittedColumns,
+    Pipeline,
+    SchemaError,
+    TableStage,
+)
 from trainpipes_recipes.inputs import LABELS, Input, documented
 
 __all__ = ["Stacked", "tabular"]
@@ -94,7 +104,7 @@ def tabular(
 
     Raises:
         ConfigError: there is nothing to fit on.
-        DataError: a label is null, or no class of the training part; a number is infinite.
+        DataError: a label is null or NaN, or no class of the training part; a number is infinite.
         SchemaError: a column is not there, or holds neither numbers nor categories.
 
     >>> import trainpipes as tp
@@ -151,11 +161,27 @@ def tabular(
     if not is_float:
         classes = _classes(whole, label) if classes is None else classes
         rows = rows.encode_labels(label, classes=classes)
-    elif label != "labels":
-        rows = rows.rename({label: "labels"})
+    else:
+        rows = rows.then(FloatLabels(label))
+        rows = rows if label == "labels" else rows.rename({label: "labels"})
     batches = rows.batch(batch_size, drop_last=train and drop_last)
     single = [name for name in categories if name not in lists]
     return batches.collate(ragged="offsets", dtype=torch.float32).then(Stacked(numbers, single))
+
+
+class FloatLabels(TableStage):
+    """Refuses numbers to predict that are null or NaN."""
+
+    thread_safe = True
+
+    column: str
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        if pc.any(pc.is_null(table[self.column], nan_is_null=True)).as_py():
+            way = "leave such rows out with filter(), or give them a label with map()"
+            said = "holds a null or NaN, which is no label"
+            raise DataError(f"tabular: column {self.column!r} {said}: {way}")
+        return table
 
 
 class Stacked(BatchStage):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import signal
 import subprocess
@@ -197,6 +198,9 @@ def test_evaluation_is_exact_on_any_ranks(folder: Path) -> None:
         r"tabular\(fitted\) must know the column 'x'"),
     ({"x": [1.0, float("inf")], "label": [0, 1]}, {}, tp.DataError, r"is inf.*row 1\)"),
     ({"x": [1, 2], "label": [0, None]}, {}, tp.DataError, r"holds a null, which is no label.*row 1\)"),
+    *(({"x": [1, 2], "label": labels}, {"batch_size": 2, "num_shards": 1}, tp.DataError,
+        r"'label' holds a null or NaN, which is no label.*row 1\)")
+        for labels in ([0.5, math.nan], pa.array([1, math.nan], "float32"), [Decimal("0.5"), None])),
     ({"x": [1, None], "label": [0, 1]}, {"nulls": "raise"}, tp.DataError, r"is null or NaN.*row 1\)"),
     ({"x": [b"a", b"b"], "label": [0, 1]}, {"categories": ["x"]}, tp.SchemaError, "must hold labels"),
 ])  # fmt: skip
