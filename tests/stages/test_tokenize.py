@@ -673,3 +673,27 @@ def test_a_second_token_at_the_beginning_is_warned_of() -> None:
     (_, once) = rendered.tokenize(tokenizer, add_special_tokens=False)
     assert once["input_ids"] == row["input_ids"][1:]
     list(tp.from_arrow(pa.table({"text": ["user: hi"]})).tokenize(tokenizer))
+
+
+@pytest.mark.parametrize("concat", [None, ["prompt", "text"]])
+def test_a_second_token_at_the_end_is_warned_of(concat: list[str] | None) -> None:
+    from tokenizers import processors
+
+    tokenizer = bpe()
+    tokenizer.add_special_tokens(["</s>", "[SEP]"])
+    end, separator = (tokenizer.token_to_id(token) for token in ("</s>", "[SEP]"))
+    columns = {"prompt": ["hi", "ho</s>"], "text": ["", "user: hi</s>"]}
+    options: dict[str, Any] = {} if concat is None else {"concat": concat}
+    rows = tp.from_arrow(pa.table(columns))
+    with pytest.warns(UserWarning, match=r"end with '</s>'.*with map\(\), or pass add_eos=False"):
+        (_, row) = rows.tokenize(tokenizer, **options, add_eos="</s>")
+    assert row["input_ids"][-2:] == [end] * 2
+    list(rows.tokenize(tokenizer, **options))
+    separated = [("[SEP]", separator)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=separated
+    )
+    list(rows.tokenize(tokenizer, **options))
+    rows = tp.from_arrow(pa.table({**columns, "text": ["", "hi[SEP]"]}))
+    with pytest.warns(UserWarning, match=r"end with '\[SEP\]'.*pass add_special_tokens=False"):
+        list(rows.tokenize(tokenizer, **options))

@@ -399,7 +399,7 @@ class Tokenize(Tokenizes):
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
             segments = [self.maker.encode(texts[name], numbers) for name in names]
-            self._warn_of_second(segments[0], prefix)
+            self._warn_of_second(segments, prefix, suffix)
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             used = pieces[:, 1:-1].sum(axis=1)
@@ -411,12 +411,20 @@ class Tokenize(Tokenizes):
                 columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
         return columns
 
-    def _warn_of_second(self, ids: Ragged, prefix: Sequence[int]) -> None:
-        """Warn of texts that begin with the special token that they get once more."""
-        if prefix and (ids.values[ids.offsets[:-1][ids.lengths > 0]] == prefix[0]).any():
+    def _warn_of_second(
+        self, texts: Sequence[Ragged], prefix: Sequence[int], suffix: Sequence[int]
+    ) -> None:
+        """Warn of texts that begin or end with the special token that they get once more."""
+        first, last = texts[0], texts[-1]
+        if prefix and (first.values[first.offsets[:-1][first.lengths > 0]] == prefix[0]).any():
             token = self.maker.decode(prefix[:1])
             why = f"begin with {token!r}, as a chat template writes it, and get a second one"
             warn_once(f"{self}: texts {why}: pass add_special_tokens=False, or use chat_template()")
+        if suffix and (last.values[last.offsets[1:][last.lengths > 0] - 1] == suffix[0]).any():
+            token = self.maker.decode(suffix[:1]) or f"token {suffix[0]}"
+            off = "add_eos" if suffix[0] == self._end() else "add_special_tokens"
+            way = f"take it off them with map(), or pass {off}=False"
+            warn_once(f"{self}: texts end with {token!r}, and get a second one: {way}")
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
