@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes_recipes.chats import CheckedRows, SplitPrompt, checked, conversations
+from trainpipes_recipes.chats import (
+    ROLES,
+    CheckedRows,
+    SplitPrompt,
+    checked,
+    conversations,
+    to_messages,
+)
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError, documented
 
 __all__ = ["preference"]
@@ -94,6 +101,13 @@ def preference(
         else:
             common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
             prompt = next((n for n in common if not isinstance(data.first(n), str)), prompt)
+            text = prompt or next(iter(common), None)
+            begin = to_messages(first[:1], {**ROLES, **(roles or {})}, names[0])
+            alone = prompt or [turn["role"] for turn in begin] == ["assistant"]
+            if alone and text and isinstance(data.first(text), str):
+                said = f"column {text!r} holds text, and {names[0]!r} and {names[1]!r} messages"
+                way = f'make messages of it with map(): [{{"role": "user", "content": row[{text!r}]}}]'
+                raise SchemaError(f"preference: {said}: {way}")
             rows = data.rows([*names] if prompt is None else [prompt, *names])
             if prompt is None:
                 prompt = "shared prompt"

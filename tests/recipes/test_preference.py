@@ -215,6 +215,8 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     ({"chosen": "a", "rejected": "b"}, {}, tp.SchemaError, "the prompt; .*names tried were prompt, question"),
     (texts(1)[0], {"on_error": "drop"}, tp.ConfigError, r"on_error\) must be"),
     (trio("p", 1, 2), {}, tp.SchemaError, "'chosen' holds texts or lists of messages, got 1"),
+    *((trio("p", [ANSWER], [ANSWER]), options, tp.SchemaError, "column 'prompt' holds text, .*map")
+        for options in ({}, {"prompt": "prompt"})),
     (trio("p", "a", [ASK]), ONE, tp.SchemaError, "column 'rejected' holds texts, got list"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_told(row: Any, options: Any, error: Any, told: str) -> None:

@@ -228,6 +228,14 @@ def damaged() -> dict[str, bytes]:
     }  # fmt: skip
 
 
+def test_sound_that_datasets_have_decoded_is_refused() -> None:
+    decoded = {"path": None, "array": [0.0, 0.5], "sampling_rate": 8000}
+    for name in ("decode_audio", "audio_info"):
+        rows = getattr(tp.from_dataset([{"audio": decoded}]), name)(on_error="skip")
+        with pytest.raises(tp.errors.SchemaError, match=r"is decoded: .*Audio\(decode=False\)"):
+            list(rows)
+
+
 @pytest.mark.parametrize("name", damaged())
 def test_what_cannot_be_decoded_is_an_error_with_its_row(name: str) -> None:
     good = encoded(tone(0.1))

@@ -513,10 +513,12 @@ class TestRefusals:
         ("rows", "message"),
         [
             (pa.table({"text": [1]}), "column 'text' holds int64.*make it a string"),
+            (pa.table({"text": [[{"role": "user"}]]}), r"holds list.*or the recipe chat"),
             (pa.table({"text": [b"x"]}), "holds binary"),
             (pa.table({"txt": ["x"]}), r"no column 'text' \(did you mean 'txt'\?\)"),
             (pa.table({"text": ["x"], "input_ids": [1]}), "have a column 'input_ids' already"),
             ([{"text": 1}], "column 'text' holds int"),
+            ([{"text": [{"role": "user"}]}], "holds list.*or the recipe chat"),
             ([{"txt": "x"}], "no column 'text'"),
             (["x"], r"each row must be a dict, got str; make dicts with map\(\)"),
         ],

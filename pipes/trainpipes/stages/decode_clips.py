@@ -121,8 +121,11 @@ class ClipDecoder(Decoder):
         """What a value names, opened: bytes, a path or URL, or a struct of both. What cannot be decoded of a
         path is raised with it.
         """
-        content = bytes_of(value)
+        content, column = bytes_of(value), self.options["column"]
         if isinstance(value, Mapping) and not isinstance(content, bytes):
+            if value.get("array") is not None:
+                way = f"cast_column({column!r}, Audio(decode=False)) of datasets keeps the files"
+                raise refused(self, f": column {column!r} holds sound that is decoded: {way}")
             content = value.get("path")
         if content is None:
             raise Undecodable("it is null")
@@ -131,7 +134,6 @@ class ClipDecoder(Decoder):
             return
         if not isinstance(content, str | os.PathLike):
             got = f"{shown(content, 60)} ({type(content).__name__})"
-            column = self.options["column"]
             rule = (
                 f": column {column!r} holds the bytes of files, or their paths or URLs, got {got}"
             )

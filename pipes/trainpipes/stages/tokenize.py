@@ -84,7 +84,11 @@ def read_texts(
     return columns
 
 
-NO_TEXT = ", and only text can be tokenized; make it a string with map_batches()"
+def _no_text(kind: str, messages: bool) -> str:
+    way = "make it a string with map_batches()"
+    if messages:
+        way = "messages are for chat_template() or the recipe chat, a conversation in one column"
+    return f"holds {kind}, and only text can be tokenized; {way}"
 
 
 def _of_arrow(column: Any, numbers: bool) -> Texts:
@@ -93,14 +97,16 @@ def _of_arrow(column: Any, numbers: bool) -> Texts:
     if not (
         arrays.is_text(kind) or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))
     ):
-        raise BadCell(None, f"holds {column.type}{NO_TEXT}")
+        messages = arrays.is_list(kind) and pa.types.is_struct(kind.value_type)
+        raise BadCell(None, _no_text(column.type, messages))
     return arrays.one_chunk(column.cast(pa.large_string()))
 
 
 def _of_python(values: list[Any], numbers: bool) -> Texts:
     for row, value in enumerate(values):
         if not isinstance(value, str | None) and not (numbers and type(value) is int):
-            raise BadCell(row, f"holds {type(value).__name__}{NO_TEXT}")
+            messages = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+            raise BadCell(row, _no_text(type(value).__name__, messages))
     texts = [None if value is None else str(value) for value in values]
     try:
         return arrays.python_to_arrow(texts, pa.large_string())
