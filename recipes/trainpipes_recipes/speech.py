@@ -4,9 +4,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline
+from trainpipes.columns.arrays import is_text, one_chunk
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.stages.columns import row_table, with_column
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
 __all__ = ["speech"]
@@ -78,7 +83,7 @@ def speech(
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
         seed: for the order of rows and the masks.
-        folder: that paths are relative to; by default the folder of ``files``.
+        folder: that paths are relative to; by default the folder of each row's file.
 
     Raises:
         UnreadableError: a sound cannot be decoded.
@@ -107,17 +112,12 @@ def speech(
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
-    if folder is None and isinstance(files, str | os.PathLike):
-        path = os.fspath(files)
-        folder = os.path.dirname(path) if os.path.splitext(path)[1] or "*" in path else path
-    reading: Any = {
-        "on_error": on_error,
-        "storage_options": storage_options,
-        "folder": folder or None,
-    }
+    reading: Any = {"on_error": on_error, "storage_options": storage_options, "folder": folder}
 
     rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
+    if folder is None and not isinstance(files, Pipeline):
+        rows = rows.then(InFolders(output))
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
     rows = rows.tokenize(
@@ -147,6 +147,34 @@ def speech(
     if augment and train:
         batches = batches.mask_spans(seed=seed)
     return batches.pad_collate(mask=False)
+
+
+class InFolders(RunStage, takes="columns", asks_inputs=True):
+    """Paths that begin at the folder of their row's file, made whole."""
+
+    thread_safe = True
+
+    column: str
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self, [self.column])
+        values = one_chunk(table[self.column])
+        assert self._inputs is not None
+        folders = [os.path.dirname(self._inputs.place_of(int(row)).path or "") for row in block.ids]
+        if is_text(values.type):
+            values = _joined(folders, values)
+        elif pa.types.is_struct(values.type) and values.type.get_field_index("path") >= 0:
+            fields = {field.name: pc.struct_field(values, field.name) for field in values.type}
+            fields["path"] = _joined(folders, fields["path"])
+            null = values.is_null()
+            values = pa.StructArray.from_arrays([*fields.values()], names=[*fields], mask=null)
+        return run.with_block(block.with_data(with_column(table, self.column, values)))
+
+
+def _joined(folders: list[str], paths: pa.Array) -> pa.Array:
+    pairs = zip(folders, paths.to_pylist(), strict=True)
+    whole = [path if not path or "://" in path else os.path.join(at, path) for at, path in pairs]
+    return pa.array(whole, paths.type)
 
 
 def characters(alphabet: str) -> Any:

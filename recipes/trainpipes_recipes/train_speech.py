@@ -36,9 +36,8 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         options |= {"output": "input_values", "batch_seconds": args.batch_seconds}
     else:
         options |= {"num_mels": model.config.num_mel_bins, "augment": True}
-    files = args.files[0] if len(args.files) == 1 else args.files  # paths begin at its folder
     options |= {"tokenizer": args.tokenizer or args.model, "on_error": "skip"}
-    pipe = tp.recipe("speech", files, **options).repeat()
+    pipe = tp.recipe("speech", args.files, **options).repeat()
     run = training.Training(args, model, pipe)
     for (batch,) in run.batches():
         loss = run.backward([batch], loss_of)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def manifest(tmp_path: Path) -> Path:
     return tmp_path / "speech.jsonl"
 
 
-def batches(manifest: Path, tokenizer: str = "bytes", **options: Any) -> list[dict[str, Any]]:
+def batches(manifest: Any, tokenizer: Any = "bytes", **options: Any) -> list[dict[str, Any]]:
     options = {"on_error": "skip", "max_seconds": 2, "num_shards": 2, "batch_size": 4, **options}
     return list(tp.recipe("speech", files=manifest, tokenizer=tokenizer, **options))
 
@@ -123,6 +125,31 @@ def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
                 weight -= 0.01 * weight.grad / len(found)
         after = sum(model(**batch).loss for batch in found)
     assert 0 < after < before
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str) -> None:
+    files = []
+    for n in (1, 2):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        (folder / "a.wav").write_bytes(encoded(tone(n / 10, 8000), 8000))
+        row: dict[str, Any] = {"audio": "a.wav", "text": "a" * n}
+        if ending == "parquet":
+            row["audio"] = {"bytes": None, "path": "a.wav"}
+            pq.write_table(pa.Table.from_pylist([row]), folder / "x.parquet")
+        else:
+            (folder / "x.jsonl").write_text(json.dumps(row))
+        files.append(folder / f"x.{ending}")
+    options: dict[str, Any] = {"output": "input_values", "train": False, "on_error": "raise"}
+    for given in (files, tmp_path):
+        (batch,) = batches(given, ALPHABET, num_shards=1, **options)
+        assert batch["attention_mask"].sum(1).tolist() == [1600, 3200]
+        assert (batch["labels"] == 2).sum(1).tolist() == [1, 2]
+    (batch,) = batches(files[:1], ALPHABET, num_shards=1, **options)
+    assert batch["labels"].tolist() == [[2]]
+    with pytest.raises(tp.errors.UnreadableError, match=r"(?i)no such file"):
+        batches(files[1], ALPHABET, folder=tmp_path, **options)
 
 
 def test_what_it_refuses(manifest: Path) -> None:
