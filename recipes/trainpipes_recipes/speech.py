@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes import ConfigError, Pipeline
+from trainpipes import ConfigError, Pipeline, TableStage
 from trainpipes.columns.arrays import is_text, one_chunk
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -15,6 +15,9 @@ from trainpipes.stages.columns import row_table, with_column
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
 __all__ = ["speech"]
+
+#: How Whisper's tokenizer begins a text; the model puts it before the labels by itself.
+START = "<|startoftranscript|>"
 
 #: Common names of columns, the first one that is there is taken.
 SOUNDS = ("audio", "sound", "wav", "flac", "mp3", "audio_filepath", "audio_path", "path", "bytes")
@@ -53,7 +56,8 @@ def speech(
 
         input_features   float32 ``[B, num_mels, frames]``, as ``log_mel`` makes them, padded to
                          ``max_seconds``: 3,000 frames are 30 s
-        labels           int64 ``[B, M]``, the text's tokens, end-of-text, then -100
+        labels           int64 ``[B, M]``, the text's tokens, end-of-text, then -100; without Whisper's
+                         "<|startoftranscript|>", which the model puts before them
 
     With ``output="input_values"`` for models of samples with CTC, such as Wav2Vec2, HuBERT and WavLM:
 
@@ -124,6 +128,10 @@ def speech(
         tokenizer, {"labels": "labels"}, max_length=max_length, add_eos=spectrograms,
         on_error=None if on_error == "raise" else on_error,
     )  # fmt: skip
+    tokenize: Any = rows.stages[-1]
+    start = tokenize.maker.token_id(START) if spectrograms else None
+    if start is not None:
+        rows = rows.then(WithoutStart(start))
     length = f"{output}_samples"
     if spectrograms or not train:
         batches = rows.batch(batch_size)
@@ -147,6 +155,20 @@ def speech(
     if augment and train:
         batches = batches.mask_spans(seed=seed)
     return batches.pad_collate(mask=False)
+
+
+class WithoutStart(TableStage):
+    """Labels without a token that they begin with."""
+
+    thread_safe = True
+
+    start: int
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        labels = table["labels"]
+        begins = pc.equal(pc.list_element(labels, 0), self.start)
+        rest = pc.if_else(begins, pc.list_slice(labels, 1), labels)
+        return with_column(table, "labels", rest)
 
 
 class InFolders(RunStage, takes="columns", asks_inputs=True):

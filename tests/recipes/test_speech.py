@@ -127,6 +127,27 @@ def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
     assert 0 < after < before
 
 
+def test_labels_leave_the_start_to_whisper(manifest: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.whisper.modeling_whisper import shift_tokens_right
+
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|notimestamps|>"]
+    known = {token: n for n, token in enumerate([*special, "a", "b", "c", " "])}
+    fast = Tokenizer(models.WordLevel(known, unk_token=" "))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast.post_processor = processors.TemplateProcessing(
+        single=" ".join([*special[1:], "$A", special[0]]),
+        special_tokens=[(token, known[token]) for token in special],
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=special[0])
+    found = batches(manifest, tokenizer, train=False, num_shards=1, batch_size=40)
+    labels = found[0]["labels"]
+    assert labels[:2].tolist() == [[2, 3, 4, 0, *[-100] * 3], [2, 3, 4, 5, 0, *[-100] * 2]]
+    shifted = shift_tokens_right(labels, 0, known["<|startoftranscript|>"])
+    assert shifted[0].tolist() == [1, 2, 3, 4, 0, 0, 0]
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str) -> None:
     files = []
