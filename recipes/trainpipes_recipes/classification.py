@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from trainpipes import BatchStage, DataError, Pipeline
+from trainpipes.columns import arrays
+from trainpipes.columns.block import BadCell
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.read_columns import in_column
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.stages.columns import row_table, with_column
+from trainpipes.stages.labels import LabelColumn
 from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
@@ -51,8 +60,8 @@ def classification(
             and review, or with ``text_pair`` left out too, the first pair of
             ``trainpipes_recipes.inputs.TEXT_PAIRS``.
         text_pair: column of a second text.
-        label: column of the class, or of lists of classes; by default the first of
-            ``trainpipes_recipes.inputs.LABELS``.
+        label: column of the class, of lists of classes, or of lists of a 1 or 0 for each of them; by
+            default the first of ``trainpipes_recipes.inputs.LABELS``.
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
         classes: the labels in the order of their class numbers; a dict from labels to class
             numbers; or the number of classes, where labels are integers. Left out, a pass over
@@ -78,9 +87,17 @@ def classification(
     texts = [] if ready is not None else data.texts(text, text_pair, label)
     labels = data.rows([label])
     several = data.first(label)
-    classes, counts = classes_of(labels, label, several) if classes is None else (classes, None)
+    width = vector_width(labels, label, classes) if isinstance(several, list) else None
+    counts: Any = None
+    if width is not None:
+        named = isinstance(classes, Sequence | Mapping) and all(isinstance(c, str) for c in classes)
+        classes = classes if named else width
+    elif classes is None:
+        classes, counts = classes_of(labels, label)
 
     rows = data.rows([*texts, label]) if ready is None else ready
+    if isinstance(several, list):
+        rows = rows.then(ClassLists(label, width))
     rows = rows.encode_labels(label, classes=classes, counts=counts)
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
@@ -106,7 +123,26 @@ def classification(
     return pipe.then(MultiHot(encoder.num_classes)) if isinstance(several, list) else pipe
 
 
-def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
+def vector_width(rows: Pipeline, label: str, classes: Any) -> int | None:
+    """How many values each list has, if lists hold a 1 or 0 for each class, not the classes."""
+    given: Any = None if classes is None else rows.encode_labels(label, classes=classes).stages[-1]
+    first = islice(rows.distributed(rank=0, world_size=1), 1000)
+    values = (row[label] for row in first if row[label] is not None)
+    lists = [np.atleast_1d(np.asarray(value, dtype=object)).tolist() for value in values]
+    width: int = len(lists[0]) if given is None else given.num_classes
+    if width < 2 or any(len(one) != width or any(v not in (0, 1) for v in one) for one in lists):
+        return None
+    whole = all(
+        isinstance(v, int | np.integer) and not isinstance(v, bool) for one in lists for v in one
+    )
+    if width == 2 and whole and all(one[0] != one[1] for one in lists):
+        said = f"lists such as {lists[0]}, which are two classes, or a 1 or 0 for each"
+        way = "give the 1 or 0 as floats or bools, or the names of classes, by map()"
+        raise DataError(f"classification: column {label!r} holds {said}: {way}")
+    return width
+
+
+def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
     """The classes of the data, and the rows of each: sorted texts; or integers as they are, up to
     the largest or as many as ``ClassLabel`` has names.
 
@@ -141,9 +177,6 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
         got = f"integers up to {max(numbers):,}, and only {len(numbers):,} different ones"
         way = f"pass classes={listed} to number them, or name another column"
         raise DataError(f"{of} {got}; integers are classes as they are: {way}")
-    if isinstance(first, list) and classes == 2 and len(set(first)) < len(first):
-        rule = "must hold the numbers or names of a row's classes: make these by map(), or say classes="
-        raise DataError(f"{of} lists such as {first}, a 1 or 0 for each class, and {rule}")
     return classes, [counts.get(number, 0) for number in range(number)]
 
 
@@ -153,6 +186,46 @@ def _class_names(rows: Pipeline, label: str) -> list[str] | None:
     feature = (getattr(dataset, "features", None) or {}).get(label)
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
     return list(names) if names else None
+
+
+class ClassLists(RunStage, takes="columns"):
+    """Makes lists of class numbers of lists that hold a 1 or 0 for each of ``width`` classes. Without a
+    width, refuses lists of class numbers that have one twice.
+    """
+
+    thread_safe = True
+
+    column: str
+    width: int | None = None
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self, [self.column])
+        labels = LabelColumn(table[self.column], self.column, self, block.ids)
+        if labels.is_text or labels.lengths is None:
+            return run
+        numbers, lengths = arrays.to_numpy(labels.values), labels.lengths
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        if self.width is None:
+            order = np.lexsort((numbers, rows))
+            pairs = np.stack([rows, numbers])[:, order]
+            twice = np.flatnonzero((np.diff(pairs) == 0).all(0))
+            if len(twice):
+                row, number = pairs[:, twice[0]].tolist()
+                rule = "a list has each class once, or a 1 or 0 for each class in every row"
+                bad = BadCell(row, f"holds the class {number} twice, and {rule}: fix it with map()")
+                raise in_column(bad, self.column, self, block.ids)
+            return run
+        wrong = lengths != self.width
+        wrong[rows[(numbers != 0) & (numbers != 1)]] = True
+        if wrong.any():
+            rule = f"must hold a 1 or 0 for each of {self.width} classes, as in the first rows"
+            row = int(np.argmax(wrong))
+            got = table[self.column][row].as_py()
+            bad = BadCell(row, f"{rule}, got {got!r:.80}: fix it with map()")
+            raise in_column(bad, self.column, self, block.ids)
+        hot = numbers.reshape(-1, self.width) == 1
+        lists = arrays.list_array(np.nonzero(hot)[1].astype(np.int64), hot.sum(1))
+        return run.with_block(block.with_data(with_column(table, self.column, lists)))
 
 
 class MultiHot(BatchStage):

@@ -186,7 +186,8 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
         r"label -1.*row 0\); .* others, pass classes=\[-1, 1\]"),
     ([{"text": "a"}], {"text": "text", "label": "text"}, tp.ConfigError,
         "columns of their own, got 'text' for both"),
-    ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
+    ([{"text": "a", "label": 0.5}], {}, tp.DataError,
+        "holds 0.5, and a label is a text.*without encode_labels"),
     ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
     ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
         r"'text' is null.*row 1\)"),
@@ -202,12 +203,34 @@ def test_what_is_not_right_is_refused(
         made() if error is tp.ConfigError else list(made())
 
 
-def test_a_one_for_each_class_is_no_list_of_classes() -> None:
-    rows = tp.from_dataset([{"text": "a", "labels": [0, 0, 1]}] * 4)
-    with pytest.raises(tp.DataError, match=r"lists such as \[0, 0, 1\], a 1 or 0 for each class"):
-        classification(rows, "bytes", batch_size=2, num_shards=1)
-    pipe = classification(rows, "bytes", batch_size=2, num_shards=1, classes=2)
-    assert pipe.peek()["labels"].tolist() == [[1, 1]] * 2
+@pytest.mark.parametrize("kind", [int, float, bool])
+@pytest.mark.parametrize("classes", [None, 3, ["x", "y", "z"], [7, 8, 9]])
+def test_a_one_or_zero_for_each_class_is_the_target(kind: type, classes: Any) -> None:
+    wanted = [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
+    rows = [{"text": t, "label": [*map(kind, row)]} for t, row in zip("abcd", wanted, strict=True)]
+    batch = in_order(rows, classes=classes)
+    assert (batch["labels"].dtype, batch["labels"].tolist()) == (torch.float32, wanted)
+    two = [{"text": t, "label": [*map(kind, row)]} for t, row in (("a", (0, 1)), ("b", (1, 1)))]
+    assert in_order(two)["labels"].tolist() == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(("labels", "classes", "said"), [
+    ([[0, 1], [1, 0]], None, r"lists such as \[0, 1\], which are two classes, or a 1 or 0"),
+    ([[1, 0]], ["x", "y"], "give the 1 or 0 as floats or bools"),
+    ([[0, 1], [1], [1, 1]], None, r"holds the class 1 twice.*row 2\)"),
+    ([[2, 0], [0, 1, 0, 1]], 4, r"holds the class 0 twice.*row 1\)"),
+    ([[0.0, 1.0]] * 1000 + [[1.0]], 2, r"a 1 or 0 for each of 2 classes.*got \[1.0\].*row 1000\)"),
+    ([[0, 1, 1]] * 1000 + [[0, 1, 2]], None, r"for each of 3 classes.*row 1000\)"),
+])  # fmt: skip
+def test_lists_that_may_be_either_are_refused(labels: Any, classes: Any, said: str) -> None:
+    rows = tp.from_dataset([{"text": "a", "label": label} for label in labels])
+    with pytest.raises(tp.DataError, match=said):
+        list(classification(rows, "bytes", batch_size=2, num_shards=1, classes=classes))
+
+
+def test_lists_of_both_classes_or_of_one_are_lists_of_classes() -> None:
+    rows = [{"text": "a", "label": [0, 1]}, {"text": "b", "label": [1]}]
+    assert in_order(rows)["labels"].tolist() == [[1, 1], [0, 1]]
 
 
 def test_integers_below_0_are_numbered_by_classes() -> None:

@@ -87,7 +87,8 @@ class LabelColumn:
         bad = np.flatnonzero((numbers != values) | ((numbers < 0) != (values < 0)))
         if len(bad):
             place, rule = int(bad[0]), "a label is a text or a whole number"
-            way = "for numbers to predict leave encode_labels() out"
+            rather = "a chain of stages without encode_labels(), not a recipe for classes"
+            way = f'numbers to predict need {rather}: rename() their column to "labels"'
             raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
         return numbers
 
