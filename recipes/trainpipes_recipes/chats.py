@@ -22,7 +22,15 @@ from trainpipes.interfaces.quarantine import LeftOut, leaves_out
 from trainpipes.interfaces.stage import Tally, made_once
 from trainpipes_recipes.inputs import OnError
 
-__all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]
+__all__ = [
+    "ROLES",
+    "CheckedRows",
+    "SplitPrompt",
+    "checked",
+    "conversations",
+    "problem",
+    "to_messages",
+]
 
 #: Names of roles that are not OpenAI's.
 ROLES: Mapping[str, str] = {

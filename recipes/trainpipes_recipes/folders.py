@@ -1,4 +1,4 @@
-"""Videos in folders, a folder for each class.
+"""Videos in folders, a folder for each class; paths that begin at the folder of their file.
 
 >>> in_folders("mine", ["a.parquet"], None) is None
 True
@@ -11,11 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainpipes import MissingFilesError, Pipeline, from_arrow
+from trainpipes.columns.arrays import is_text, one_chunk
+from trainpipes.columns.run import Run
 from trainpipes.filesystems.systems import open_system
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.stages.columns import row_table, with_column
 
-__all__ = ["in_folders"]
+__all__ = ["OwnFolders", "in_folders"]
 
 #: How names of videos end.
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
@@ -43,3 +48,31 @@ def in_folders(
     kinds = [name.partition("/")[0] for name in names]
     table = pa.table({"video": pa.array(names, pa.string()), "label": pa.array(kinds, pa.string())})
     return from_arrow(table), os.fspath(files), sorted({*kinds})
+
+
+class OwnFolders(RunStage, takes="columns", asks_inputs=True):
+    """Paths that begin at the folder of their row's file, made whole."""
+
+    thread_safe = True
+
+    column: str
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self, [self.column])
+        values = one_chunk(table[self.column])
+        assert self._inputs is not None
+        folders = [os.path.dirname(self._inputs.place_of(int(row)).path or "") for row in block.ids]
+        if is_text(values.type):
+            values = _joined(folders, values)
+        elif pa.types.is_struct(values.type) and values.type.get_field_index("path") >= 0:
+            fields = {field.name: pc.struct_field(values, field.name) for field in values.type}
+            fields["path"] = _joined(folders, fields["path"])
+            null = values.is_null()
+            values = pa.StructArray.from_arrays([*fields.values()], names=[*fields], mask=null)
+        return run.with_block(block.with_data(with_column(table, self.column, values)))
+
+
+def _joined(folders: list[str], paths: pa.Array) -> pa.Array:
+    pairs = zip(folders, paths.to_pylist(), strict=True)
+    whole = [path if not path or "://" in path else os.path.join(at, path) for at, path in pairs]
+    return pa.array(whole, paths.type)

@@ -8,10 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
-from trainpipes.columns.arrays import is_text, one_chunk
-from trainpipes.columns.run import Run
-from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.stages.columns import row_table, with_column
+from trainpipes_recipes.folders import OwnFolders
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
 __all__ = ["speech"]
@@ -121,7 +118,7 @@ def speech(
     rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     if folder is None and not isinstance(files, Pipeline):
-        rows = rows.then(InFolders(output))
+        rows = rows.then(OwnFolders(output))
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
     rows = rows.tokenize(
@@ -168,35 +165,7 @@ class WithoutStart(TableStage):
         labels = table["labels"]
         begins = pc.equal(pc.list_element(labels, 0), self.start)
         rest = pc.if_else(begins, pc.list_slice(labels, 1), labels)
-        return with_column(table, "labels", rest)
-
-
-class InFolders(RunStage, takes="columns", asks_inputs=True):
-    """Paths that begin at the folder of their row's file, made whole."""
-
-    thread_safe = True
-
-    column: str
-
-    def process(self, run: Run) -> Run:
-        block, table = row_table(run, self, [self.column])
-        values = one_chunk(table[self.column])
-        assert self._inputs is not None
-        folders = [os.path.dirname(self._inputs.place_of(int(row)).path or "") for row in block.ids]
-        if is_text(values.type):
-            values = _joined(folders, values)
-        elif pa.types.is_struct(values.type) and values.type.get_field_index("path") >= 0:
-            fields = {field.name: pc.struct_field(values, field.name) for field in values.type}
-            fields["path"] = _joined(folders, fields["path"])
-            null = values.is_null()
-            values = pa.StructArray.from_arrays([*fields.values()], names=[*fields], mask=null)
-        return run.with_block(block.with_data(with_column(table, self.column, values)))
-
-
-def _joined(folders: list[str], paths: pa.Array) -> pa.Array:
-    pairs = zip(folders, paths.to_pylist(), strict=True)
-    whole = [path if not path or "://" in path else os.path.join(at, path) for at, path in pairs]
-    return pa.array(whole, paths.type)
+        return table.set_column(table.column_names.index("labels"), "labels", rest)
 
 
 def characters(alphabet: str) -> Any:
