@@ -82,17 +82,18 @@ def classification(
     labels = data.rows([label])
     several = data.first(label)
     width = vector_width(labels, label, classes) if isinstance(several, list) else None
+    known: Any = classes
     counts: Any = None
     if width is not None:
         named = isinstance(classes, Sequence | Mapping) and all(isinstance(c, str) for c in classes)
-        classes = classes if named else width
+        known = classes if named else width
     elif classes is None:
-        classes, counts = classes_of(labels, label)
+        known, counts = classes_of(labels, label)
 
     rows = data.rows([*texts, label]) if ready is None else ready
     if isinstance(several, list):
         rows = rows.then(ClassLists(label, width))
-    rows = rows.encode_labels(label, classes=classes, counts=counts)
+    rows = rows.encode_labels(label, classes=known, counts=counts)
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):

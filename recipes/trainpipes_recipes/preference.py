@@ -102,6 +102,7 @@ def preference(
             common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
             prompt = next((n for n in common if not isinstance(data.first(n), str)), prompt)
             text = prompt or next(iter(common), None)
+            assert isinstance(first, list)
             begin = to_messages(first[:1], {**ROLES, **(roles or {})}, names[0])
             alone = prompt or [turn["role"] for turn in begin] == ["assistant"]
             if alone and text and isinstance(data.first(text), str):
