@@ -84,7 +84,8 @@ def speech(
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
         seed: for the order of rows and the masks.
-        folder: that paths are relative to; by default the folder of each row's file.
+        folder: that paths are relative to; by default the folder of ``files``; of a list,
+            that of each row's file.
 
     Raises:
         UnreadableError: a sound cannot be decoded.
@@ -113,11 +114,19 @@ def speech(
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
-    reading: Any = {"on_error": on_error, "storage_options": storage_options, "folder": folder}
+    in_own_folders = folder is None and not isinstance(files, Pipeline | str | os.PathLike)
+    if folder is None and isinstance(files, str | os.PathLike):
+        path = os.fspath(files)
+        folder = os.path.dirname(path) if os.path.splitext(path)[1] or "*" in path else path
+    reading: Any = {
+        "on_error": on_error,
+        "storage_options": storage_options,
+        "folder": folder or None,
+    }
 
     rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
-    if folder is None and not isinstance(files, Pipeline):
+    if in_own_folders:
         rows = rows.then(OwnFolders(output))
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
