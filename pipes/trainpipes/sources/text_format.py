@@ -89,11 +89,10 @@ def bad_row(
     if drift is not None:
         return errors.SchemaError(f"{where}: {drift.said}: {text}; {drift.way(form)}", **of_row)
     said = ARROW.sub("", str(odd) if rounded else problem(good + 1)).rstrip(".")
-    return errors.UnreadableError(
-        f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
-        f"{without(name)}",
-        **of_row,
-    )
+    way = f"or leave the file out with {without(name)}"
+    if not rounded:
+        way = f"{form.rule}: fix or remove the line, {way}"
+    return errors.UnreadableError(f"{where}: {said}: {text}; {way}", **of_row)
 
 
 def separated(
