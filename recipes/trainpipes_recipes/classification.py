@@ -122,14 +122,18 @@ def vector_width(rows: Pipeline, label: str, classes: Any) -> int | None:
     """How many values each list has, if lists hold a 1 or 0 for each class, not the classes."""
     given: Any = None if classes is None else rows.encode_labels(label, classes=classes).stages[-1]
     first = islice(rows.distributed(rank=0, world_size=1), 1000)
-    values = (row[label] for row in first if row[label] is not None)
-    lists = [np.atleast_1d(np.asarray(value, dtype=object)).tolist() for value in values]
-    width: int = len(lists[0]) if given is None else given.num_classes
-    if width < 2 or any(len(one) != width or any(v not in (0, 1) for v in one) for one in lists):
+    held = (row[label] for row in first if row[label] is not None)
+    lists = [np.atleast_1d(np.asarray(value, dtype=object)).tolist() for value in held]
+    width: int = len(next(iter(lists), [])) if given is None else given.num_classes
+    # Floats and bools are no class numbers: rows behind the first that are no vectors are named later.
+    values = [v for one in lists for v in one]
+    floats = all(isinstance(v, bool | float | np.bool_ | np.floating) for v in values)
+    looked_at = lists[:1] if floats else lists
+    if width < 2 or any(
+        len(one) != width or any(v not in (0, 1) for v in one) for one in looked_at
+    ):
         return None
-    whole = all(
-        isinstance(v, int | np.integer) and not isinstance(v, bool) for one in lists for v in one
-    )
+    whole = all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in values)
     if width == 2 and whole and all(one[0] != one[1] for one in lists):
         said = f"lists such as {lists[0]}, which are two classes, or a 1 or 0 for each"
         way = "give the 1 or 0 as floats or bools, or the names of classes, by map()"

@@ -219,6 +219,7 @@ def test_a_one_or_zero_for_each_class_is_the_target(kind: type, classes: Any) ->
     ([[1, 0]], ["x", "y"], "give the 1 or 0 as floats or bools"),
     ([[0, 1], [1], [1, 1]], None, r"holds the class 1 twice.*row 2\)"),
     ([[2, 0], [0, 1, 0, 1]], 4, r"holds the class 0 twice.*row 1\)"),
+    ([[0.0, 1.0]] * 9 + [[1.0]], 2, r"a 1 or 0 for each of 2 classes.*got \[1.0\].*row 9\)"),
     ([[0.0, 1.0]] * 1000 + [[1.0]], 2, r"a 1 or 0 for each of 2 classes.*got \[1.0\].*row 1000\)"),
     ([[0, 1, 1]] * 1000 + [[0, 1, 2]], None, r"for each of 3 classes.*row 1000\)"),
 ])  # fmt: skip
