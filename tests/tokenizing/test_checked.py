@@ -140,7 +140,7 @@ def installed() -> None:
 @pytest.mark.usefixtures("installed")
 class TestTokenize:
     def test_gives_the_same_with_either_engine(self) -> None:
-        texts = [text + word for text in TEXTS for word in ("", " a", "\n</s>") * 10]
+        texts = [text + word for text in TEXTS for word in ("", " a", "\n</s> a") * 10]
         cut = {"max_length": 5}
         for options in ({}, cut, {**cut, "truncation_side": "left"}):
             given: Any = {"tokenizer": bracketed(), "add_eos": True, **options}
