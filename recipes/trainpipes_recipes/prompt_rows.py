@@ -93,7 +93,9 @@ class PromptRows(CheckedRows):
         if not messages or messages[-1]["content"] in (None, "", []):
             wrong = "the prompt has no message, or an empty one at its end"
         elif ends_with_answer and not self.answers:
-            wrong = "the prompt ends with a message of 'assistant', which would be no part of the response"
+            wrong = (
+                "the prompt ends with a message of 'assistant', and the response begins after it"
+            )
         if self.tokenizer is not None and messages:
             parsed = messages_of(messages, self.parse_arguments is not False)
             tools = tools_of(row[self.tools]) if self.tools is not None else None

@@ -109,7 +109,7 @@ def test_tools_and_calls_are_those_of_the_recipe_chat() -> None:
         assert '{"a": 1}' in prompt
         assert "null" not in prompt
     as_text = text_of(row, tokenizer, tools="tools", parse_arguments=False)
-    assert '"{\\"a\\": 1}"' in as_text or '"{\\u0022a' in as_text
+    assert json.dumps('{"a": 1}') in as_text
     with pytest.raises(tp.SchemaError, match="no column 'tool'"):
         text_of(row, tokenizer, tools="tool")
     with pytest.raises(

@@ -335,12 +335,7 @@ def test_classes_are_no_labels_of_tokens() -> None:
 
 
 def test_truncate_looks_at_rows_too_that_it_does_not_cut() -> None:
-    labels = [
-        [1, 2],
-        [-100, -100],
-        [-100] * 3 + [5],
-        [],
-    ]  # the third is cut, the fourth has none to lose
+    labels = [[1, 2], [-100, -100], [-100] * 3 + [5], []]  # the third is cut
     rows = tp.from_arrow(pa.table({"input_ids": labels, "labels": labels, "n": range(4)}))
     assert numbers(rows.truncate(3, on_error="skip")) == [0]
     assert numbers(rows.truncate(3, on_error="keep")) == [0, 1, 2, 3]
