@@ -7,6 +7,7 @@ import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.engine.processes import process_worker
+from trainpipes.engine.processes import messages
 from trainpipes.testing import digest
 
 BATCHES: list[Any] = [
@@ -178,13 +179,79 @@ def test_large_batches_are_mapped_and_belong_to_whoever_gets_them() -> None:
     del batch, loader
     gc.collect()
     assert most < 30
-    assert not process_worker._maps
+    assert not messages._maps
 
 
 @pytest.mark.usefixtures("no_processes_left")
 def test_many_large_batches_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_worker, "MOST_MAPPED", 5)
+    monkeypatch.setattr(messages, "MOST_MAPPED", 5)
     pipe = tp.from_dataset(range(40)).batch(2).collate(large)
     kept = list(tp.Loader(pipe, num_workers=2))
     assert [digest(batch) for batch in kept] == [digest(batch) for batch in pipe]
-    assert len(process_worker._maps) <= 5
+    assert len(messages._maps) <= 5
+
+
+def files_made(batch: list[int]) -> dict[str, torch.Tensor]:
+    """The numbers of this process's files in memory that are open, beside a large batch."""
+    names = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return {**large(batch), "files": torch.tensor(sum("memfd:trainpipes" in n for n in names))}
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_the_memory_of_batches_that_are_gone_is_used_again() -> None:
+    pipe = tp.from_dataset(range(400)).batch(2).collate(files_made)
+    loader = tp.Loader(pipe, num_workers=2, persistent_workers=True)
+    most = [max(int(batch["files"]) for batch in loader) for _ in range(3)]
+    assert 0 < max(most) < 40  # of 200 batches
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_what_is_kept_of_a_batch_stays_as_it_came_while_others_come() -> None:
+    pipe = tp.from_dataset(range(240)).sharding_filter(3).batch(2).collate(large)
+    kept: list[tuple[int, Any]] = []
+    for batch in tp.Loader(pipe, num_workers=2):
+        first = int(batch["n"][0])
+        if first % 10 == 0:
+            kept += [(first, batch["x"][7:99]), (first, batch["x"].numpy()[::1000])]
+        elif first % 40 == 4:
+            del kept[1]
+    assert len(kept) > 9
+    assert all((part == first).all() for first, part in kept)
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_fork_still_reads_the_batch_that_it_got() -> None:
+    batches = iter(tp.Loader(tp.from_dataset(range(80)).batch(2).collate(large), num_workers=1))
+    numbers = next(batches)["x"].numpy()
+    reads, begins = os.pipe()
+    if not (child := os.fork()):
+        os.close(begins)
+        os.read(reads, 1)  # until all others have come
+        os._exit(int(numbers.any()))
+    os.close(reads)
+    del numbers
+    try:
+        assert sum(bool((batch["x"] == batch["n"][0]).all()) for batch in batches) == 39
+    finally:
+        os.close(begins)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("how", ["Loader", "map"])
+def test_of_an_epoch_that_is_over_no_batch_is_held(how: str) -> None:
+    def stacked(batch: list[Any]) -> torch.Tensor:
+        return torch.stack(batch)
+
+    rows = tp.from_dataset([torch.full((64,), n) for n in range(400)]).sharding_filter()
+    pipe = rows.batch(2).map(stacked, version="1", num_workers=2 * (how == "map"))
+    loader = tp.Loader(pipe, num_workers=2 * (how == "Loader"), persistent_workers=how == "Loader")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            held = [ref(batch) for batch in loader]
+            assert len(held) == 200
+            assert sum(batch() is not None for batch in held) <= 1
+    finally:
+        gc.enable()

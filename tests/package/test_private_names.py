@@ -25,11 +25,12 @@ from types import ModuleType
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
@@ -224,6 +225,24 @@ def test_workers_of_a_loader_know_which_they_are() -> None:
     """``get_worker_info()`` answers in the worker processes of a ``Loader``."""
     pipe = tp.from_dataset(range(ROWS)).map(who, version="1").batch(2)
     assert {info for batch in tp.Loader(pipe, num_workers=2) for info in batch} <= {(0, 2), (1, 2)}
+
+
+@private("torch", "default_collate_fn_map collate_tensor_fn", "stage_calls.py")
+def test_a_worker_of_a_loader_stacks_into_its_own_memory() -> None:
+    """``default_collate`` makes no file of torch's for each batch, which would be copied once more."""
+    pipe = tp.from_dataset(range(ROWS)).batch(2).map(stacks, version="1")
+    assert list(tp.Loader(pipe, num_workers=2)) == [False] * (ROWS // 2)
+
+
+def stacks(batch: list[int]) -> bool:
+    assert torch.utils.data.get_worker_info() is not None
+    return any(
+        stacked["x"].is_shared()
+        for stacked in (
+            default_collate([{"x": torch.full((4,), n)} for n in batch]),
+            default_collate([{"x": np.full(4, n)} for n in batch]),
+        )
+    )
 
 
 def who(_: int) -> tuple[int, int]:

@@ -151,7 +151,9 @@ class Submitted(Iterator[Run]):
             run = next(self._below)
             self._begun.append((run, called(self._stage, self._stage.submit_run, run)))
         except Exception as error:
-            self._begun.append(error)
+            # The frames of its trace would hold the rows before the end.
+            over = isinstance(error, StopIteration)
+            self._begun.append(error.with_traceback(None) if over else error)
 
     def __next__(self) -> Run:
         while len(self._begun) < self._stage.most_begun:

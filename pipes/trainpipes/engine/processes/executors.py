@@ -22,16 +22,8 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import Flag, get, wait_for
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling import Answer, RowCall, ThreadMap
-from trainpipes.engine.processes.process_worker import (
-    Call,
-    Message,
-    pickled,
-    portable,
-    receive,
-    send,
-    unpickled,
-    work,
-)
+from trainpipes.engine.processes.messages import Channel, Message, pickled, unpickled
+from trainpipes.engine.processes.process_worker import Call, portable, work
 from trainpipes.engine.processes.worker_pool import (
     NO_PICKLE,
     PATIENCE,
@@ -406,6 +398,7 @@ class ProcessWorker:
         self._exit_code: int | None = None
         self.is_ready = False
         self._connection, self._its_end = socket.socketpair()
+        self._channel = Channel(self._connection)
 
     def begin(self) -> None:
         if self._context.get_start_method() == "forkserver":
@@ -432,7 +425,7 @@ class ProcessWorker:
             problem = None if self.is_ready else unpickled(self._receive())
             if problem is None:
                 self.is_ready = True
-                send(self._connection, message)
+                self._channel.send(message)
                 answer = self._receive(self._timeout)
         except (EOFError, OSError):
             how = self.end()
@@ -459,7 +452,7 @@ class ProcessWorker:
             place = self._at_work()
         if self._connection not in ready:
             raise EOFError
-        return receive(self._connection)
+        return self._channel.receive()
 
     def _at_work(self) -> Place:
         return Place(*self._place)

@@ -1,49 +1,34 @@
-"""The worker process of a pool; its messages are pickles with large arrays out of band.
+"""The worker process of a pool.
 
 A second thread reads what the parent sends, and ends the process with the parent.
 """
 
 from __future__ import annotations
 
-import io
-import mmap
 import os
 import pickle
 import random
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
 from queue import SimpleQueue
-from typing import Any, NoReturn, Protocol, TypeAlias
-from weakref import ref
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from trainpipes._internal.locks import start
 from trainpipes.engine.calling import Answer, RowCall
+from trainpipes.engine.processes.messages import Channel, Message, pickled, unpickled
 from trainpipes.errors import DataError, TrainpipesError, WorkerError
 from trainpipes.interfaces.watched_calls import AtWork, Place, set_current
 
 #: Seconds that a function may run on after its parent has ended.
 GRACE = 0.5
-#: Bytes from which on an array travels out of band: two copies fewer for one more system call. That
-#: saves 0.1 ms of CPU time for an array of 442 KB.
-LARGE = 1 << 14
-#: Bytes of large arrays from which on they travel as a file in memory; how many such files are mapped at
-#: once; what their buffers are aligned to.
-SHARED, MOST_MAPPED, ALIGNED = 1 << 20, 256, 64
-_maps: set[ref[mmap.mmap]] = set()
-
-#: A pickle, and the buffers that it leaves out.
-Message: TypeAlias = "list[Any]"
 
 
 class Call(Protocol):
@@ -96,140 +81,6 @@ class Call(Protocol):
         ...
 
 
-def _table(stream: Any) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
-
-
-def _has_bytes(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than its numbers in memory."""
-    plain = tensor.layout == torch.strided and not tensor.is_quantized
-    return plain and tensor.device.type == "cpu" and not tensor.requires_grad
-
-
-def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(flat).view(dtype).view(shape)
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles a tensor as an array, since torch's own way makes a file of each; and of a table only its rows,
-    not all that they are cut from.
-    """
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is pa.Table:
-            stream = pa.BufferOutputStream()
-            with pa.ipc.new_stream(stream, value.schema) as writer:
-                writer.write_table(value)
-            return _table, (pickle.PickleBuffer(stream.getvalue()),)
-        if type(value) is torch.Tensor and _has_bytes(value):
-            flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
-            if flat.stride(0) != 1:  # one number, which an expanded tensor repeats
-                flat = flat.clone(memory_format=torch.contiguous_format)
-            return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
-        return NotImplemented
-
-
-def pickled(value: Any) -> Message:
-    large: list[memoryview] = []
-
-    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes >= LARGE:
-            large.append(raw)
-        return raw.nbytes < LARGE
-
-    content = io.BytesIO()
-    _Pickler(content, protocol=5, buffer_callback=keep_in_pickle).dump(value)
-    # Not getbuffer(): an export that outlives its file is a BufferError at the end of the interpreter.
-    return [memoryview(content.getvalue()), *large]
-
-
-def unpickled(message: Message) -> Any:
-    return pickle.loads(message[0], buffers=message[1:])
-
-
-def send(to: socket.socket, message: Message, shares: bool = False) -> None:
-    """Send a message. With ``shares`` the buffers of a large one go as a file in memory, which the other side
-    maps instead of copying it.
-    """
-    parts, file = message, None
-    if shares and sum(part.nbytes for part in message[1:]) >= SHARED:
-        file = _memory_file(message[1:])
-    sizes = [part.nbytes for part in message]
-    header = struct.pack("<2q", len(sizes), file is not None)
-    if file is None:
-        to.sendall(header)
-    else:
-        socket.send_fds(to, [header], [file])
-        os.close(file)
-        parts = message[:1]
-    to.sendall(struct.pack(f"<{len(sizes)}q", *sizes))
-    for part in parts:
-        to.sendall(part)
-
-
-def receive(sender: socket.socket) -> Message:
-    """Wait for the next message; raises EOFError when the other side is gone."""
-    header, files, *_ = socket.recv_fds(sender, 16, 1)
-    if not header:
-        raise EOFError
-    if len(header) < 16:
-        header += _read(sender, 16 - len(header))
-    count, is_shared = struct.unpack("<2q", header)
-    sizes = struct.unpack(f"<{count}q", _read(sender, 8 * count))
-    if not is_shared:
-        return [_read(sender, size) for size in sizes]
-    return [_read(sender, sizes[0]), *_mapped(files[0], sizes[1:])]
-
-
-def _read(sender: socket.socket, size: int) -> memoryview:
-    content = np.empty(size, np.uint8).data
-    left = content
-    while left:
-        got = sender.recv_into(left)
-        if not got:
-            raise EOFError
-        left = left[got:]
-    return content
-
-
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where buffers lie in a file, and where its end is."""
-    return list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
-
-
-def _memory_file(buffers: Sequence[memoryview]) -> int | None:
-    """A file in memory with some buffers; None where there are no such files, or no more."""
-    try:
-        file = os.memfd_create("trainpipes")
-    except (AttributeError, OSError):
-        return None
-    try:
-        places = _places([buffer.nbytes for buffer in buffers])
-        for place, buffer in zip(places, buffers, strict=False):
-            while len(buffer):
-                count = os.pwrite(file, buffer, place)
-                place, buffer = place + count, buffer[count:]
-        os.truncate(file, places[-1])
-        return file
-    except OSError:  # memory is short
-        os.close(file)
-        return None
-
-
-def _mapped(file: int, sizes: Sequence[int]) -> list[memoryview]:
-    """The buffers in a file; memory of their own where many files are mapped."""
-    places = _places(sizes)
-    whole = mmap.mmap(file, places[-1], flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-    os.close(file)
-    content = memoryview(whole)
-    parts = [content[place : place + size] for place, size in zip(places, sizes, strict=False)]
-    if len(_maps) >= MOST_MAPPED:
-        return [np.array(part).data for part in parts]
-    _maps.add(ref(whole, _maps.discard))
-    return parts
-
-
 def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker: int) -> None:
     """Answer what the parent sends, until it hangs up or dies.
 
@@ -243,7 +94,8 @@ def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker
     torch.seed()
     torch.set_num_threads(1)
     messages: SimpleQueue[Message | None] = SimpleQueue()
-    start(threading.Thread(target=_listen, args=(parent, messages), daemon=True))
+    channel = Channel(parent)
+    start(threading.Thread(target=_listen, args=(channel, messages), daemon=True))
     with suppress(ConnectionError):  # the parent is gone
         try:
             loaded: Call = unpickled(call) if isinstance(call, list) else call
@@ -252,23 +104,23 @@ def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker
                 f"the function does not load in a worker process ({type(error).__name__}: {error}); define "
                 'it at the top of a module that can be imported there, or use method="thread"'
             )
-            send(parent, pickled(problem))
+            channel.send(pickled(problem))
             _end()
         try:
             loaded.begin(worker)
         except BaseException as error:
-            send(parent, pickled(portable(error, loaded.said)))
+            channel.send(pickled(portable(error, loaded.said)))
             _end()
-        send(parent, pickled(None))
+        channel.send(pickled(None))
         while (message := messages.get()) is not None:
-            send(parent, answer_to(loaded, message, place), loaded.shares)
+            channel.send(answer_to(loaded, message, place), loaded.shares)
     _end()
 
 
-def _listen(parent: socket.socket, messages: SimpleQueue[Message | None]) -> None:
+def _listen(channel: Channel, messages: SimpleQueue[Message | None]) -> None:
     try:
         while True:
-            messages.put(receive(parent))
+            messages.put(channel.receive())
     except (EOFError, OSError):
         messages.put(None)
         time.sleep(GRACE)

@@ -23,14 +23,8 @@ import numpy as np
 
 from trainpipes._internal.messages import log_once
 from trainpipes.engine.processes.executors import ProcessWorker, use_threads
-from trainpipes.engine.processes.process_worker import (
-    Call,
-    Message,
-    answer_to,
-    pickled,
-    portable,
-    unpickled,
-)
+from trainpipes.engine.processes.messages import Message, pickled, unpickled
+from trainpipes.engine.processes.process_worker import Call, answer_to, portable
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.filesystems.places import TaskStopped, set_stop_check

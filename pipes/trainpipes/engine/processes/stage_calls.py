@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from trainpipes._internal import activity
@@ -265,3 +266,16 @@ def _tell_torch(worker: int, workers: int) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker, num_workers=workers, seed=os.getpid(), dataset=no_dataset
     )
+    torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
+
+
+def _stacked(tensors: Any, **how: Any) -> torch.Tensor:
+    """As ``default_collate`` stacks outside of workers: in these it makes a new file for each batch, and what
+    we send goes to files that are used again.
+    """
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        stacked: torch.Tensor = torch_collate.collate_tensor_fn(tensors, **how)
+        return stacked
+    finally:
+        torch_worker._worker_info = info
