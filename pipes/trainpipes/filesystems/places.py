@@ -328,8 +328,10 @@ class _LocalLock:
     def take(self) -> None:
         place, work = self._place, self._work
         self._made = [folder for folder in (work, *work.parents) if not folder.exists()]
-        if not self._try() and not (gc.collect() and self._try()):  # a lock that Ctrl-C has left
-            raise place.taken("another process")
+        if not self._try():
+            gc.collect()  # a lock that Ctrl-C has left
+            if not self._try():
+                raise place.taken("another process")
 
     def _try(self) -> bool:
         with writing(self._place.root, self._place.caller):
