@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from weakref import ref
 
 import numpy as np
@@ -194,7 +196,10 @@ def test_many_large_batches_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def files_made(batch: list[int]) -> dict[str, torch.Tensor]:
     """The numbers of this process's files in memory that are open, beside a large batch."""
     names = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-    return {**large(batch), "files": torch.tensor(sum("memfd:trainpipes" in n for n in names))}
+    return {
+        **large(batch),
+        "files": torch.tensor(sum("memfd:trainpipes-batches" in n for n in names)),
+    }
 
 
 @pytest.mark.usefixtures("no_processes_left")
@@ -255,3 +260,17 @@ def test_of_an_epoch_that_is_over_no_batch_is_held(how: str) -> None:
             assert sum(batch() is not None for batch in held) <= 1
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("error", [AttributeError, OSError(errno.ENOSPC, "no memory")])
+def test_without_files_in_memory_batches_come_by_the_socket(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=error))
+    pipe = tp.from_dataset(range(40)).batch(2).collate(files_made)
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="fork")
+    for number, batch in enumerate(loader):
+        assert (batch["x"] == 2 * number).all()
+        assert batch["files"] == 0
+    assert not messages._maps

@@ -213,7 +213,7 @@ class _MemoryFile:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.descriptor = os.memfd_create("trainpipes")
+        self.descriptor = os.memfd_create("trainpipes-batches")
         try:
             os.posix_fallocate(self.descriptor, 0, size)  # later it would be SIGBUS
             self.content = memoryview(mmap.mmap(self.descriptor, size))
