@@ -211,6 +211,18 @@ def test_the_memory_of_batches_that_are_gone_is_used_again() -> None:
 
 
 @pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("stage", ["collate", "pad_collate"])
+def test_workers_collate_what_their_functions_make(stage: str) -> None:
+    rows = tp.from_dataset(range(40)).map(lambda n: {"x": np.full(1 << 17, n)}, version="1")
+    pipe = getattr(rows.batch(2), stage)()
+    mapped = []
+    for number, batch in enumerate(tp.Loader(pipe, num_workers=2)):
+        assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
+        mapped.append(len(messages._maps))
+    assert min(mapped) > 0
+
+
+@pytest.mark.usefixtures("no_processes_left")
 def test_what_is_kept_of_a_batch_stays_as_it_came_while_others_come() -> None:
     pipe = tp.from_dataset(range(240)).sharding_filter(3).batch(2).collate(large)
     kept: list[tuple[int, Any]] = []

@@ -196,9 +196,6 @@ class PushedStage(RunStage):
 class FinishingStage(RunStage):
     """A stage that makes of batches the items of the training loop."""
 
-    #: Whether it goes through the values of Python rows, so that the worker that made them does it, too.
-    _reads_values: ClassVar[bool] = False
-
 
 def is_on_rows(stage: object) -> bool:
     """Whether a stage treats each row by itself: it may stand on either side of a shuffle."""

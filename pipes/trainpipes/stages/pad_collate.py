@@ -172,8 +172,6 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             [1, 0, 0]])
     """
 
-    _reads_values = True
-
     _: KW_ONLY
     max_length: Cells | None = None
     pad_to_multiple_of: Cells | None = None

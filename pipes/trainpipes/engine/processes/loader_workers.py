@@ -80,10 +80,12 @@ class Workers:
         def end_with_batches(batch: Stage, above: Sequence[Stage]) -> int:
             """Hand out what makes rows with what is made of their batches; how many of these there are."""
             first = next((n for n, stage in enumerate(group) if is_worth_it(stage)), len(group))
-            last = max(
-                (n + 1 for n, s in enumerate(above) if is_worth_it(s) or _reads_values(s)),
-                default=0,
-            )
+            stops = [
+                n
+                for n, stage in enumerate(above, 1)
+                if isinstance(stage, kinds.FinishingStage) or is_worth_it(stage)
+            ]
+            last = max(stops, default=0)
             below = group[first:]
             if not (below and last and all(stage.traits.keeps_rows for stage in below)):
                 end_group()
@@ -142,10 +144,6 @@ class Workers:
 def _cuts_by_count(stage: Stage) -> bool:
     """Whether a stage makes batches of a fixed number of rows, and not by what they hold."""
     return isinstance(stage, kinds.BatchingStage) and stage.traits.keeps_rows and not stage.nested
-
-
-def _reads_values(stage: Stage) -> bool:
-    return isinstance(stage, kinds.FinishingStage) and stage._reads_values
 
 
 def _has_workers(stage: Stage) -> bool:
