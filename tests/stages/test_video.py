@@ -77,6 +77,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+#: So that key frames come as often as they are asked for, and no more.
+ONE_KEY = {
+    "mp4": {"x264-params": "keyint=40:min-keyint=40:scenecut=0:bframes=3"},
+    "flv": {"x264-params": "keyint=40:min-keyint=40:scenecut=0:bframes=3"},
+    "mp4, hevc": {"x265-params": "keyint=40:min-keyint=40:scenecut=0:bframes=3:log-level=none"},
+}
+
+
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_those_of_a_full_decode(kind: str) -> None:
@@ -129,6 +137,22 @@ def middles(
     step = (end - start) / num_frames if num_frames else 1 / Fraction(fps or 1)
     count = num_frames or max(1, int((end - start) / step + Fraction(1, 2)))
     return [start + step * (n + Fraction(1, 2)) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mp4, hevc", "flv", "mpegts, mpeg2"])
+def test_a_wanted_frame_may_lie_just_before_a_key_frame(kind: str) -> None:
+    """Where the key frame is in the index by the time at which it is decoded, before the frame."""
+    content = video(60, **{**KINDS[kind], "gop": 40, "options": ONE_KEY.get(kind, {"bf": "2"})})
+    seconds, frames = in_order(content)
+    for n in range(34, 45):
+        wanted = Fraction(n, 25) + Fraction(1, 50)
+        duration = float(wanted * 4 / 3)  # of which two frames are those at a fourth and at three
+        (row,) = rows_of(content).decode_video(
+            num_frames=2, duration=duration, times_column="times"
+        )
+        places = [sum(s < t for s in seconds) - 1 for t in (wanted / 3, wanted)]
+        assert row["times"].tolist() == pytest.approx([float(seconds[p]) for p in places]), n
+        assert digests(row["video"]) == digests([frames[p] for p in places]), n
 
 
 @pytest.mark.parametrize("kind", ["mp4", "variable rate", "mpegts", "odd size"])

@@ -293,12 +293,8 @@ class Track:
         self._known: set[int] = (
             set()
         )  # times of frames from the last given frame on, as packets say them
-        self._passed: int | None = None  # the time of the last frame given
         self._key: int | None = (
             None  # that of the key frame that decoding began at: frames before are bad
-        )
-        self._skips = (
-            ""  # which packets were read before: up to the "key" frame, those that are "known"
         )
         self._shown: dict[int, Any] = {}  # frames that were decoded, by time
         self._is_fresh = self._is_read = self._is_done = False
@@ -347,7 +343,7 @@ class Track:
         if not times:
             raise NoVideo("no frame of it can be decoded")
         time = times[max(0, bisect_left(times, tick) - 1)]
-        self._passed, frame = time, self._shown[time]
+        frame = self._shown[time]
         self._known = {t for t in self._known if t >= time}
         if frame.is_corrupt:
             seconds = float((time - self.start) * self.tick)
@@ -382,7 +378,7 @@ class Track:
         """Go to a key frame before ``tick``, or to the start."""
         import av
 
-        back, key = 1, self._key
+        back = 1
         while tick - back > self.start + self._near:
             try:
                 self.container.seek(int(tick) - back, stream=self.stream)
@@ -392,8 +388,6 @@ class Track:
                 break
             if first is not None and (first.pts is None or first.pts < tick):
                 self._packets = chain([first], packets)
-                if first.pts is not None and key is not None and first.pts <= key:
-                    self._skips = "key"
                 return
             back = max(2 * back, self._near)
         self.rewind()
@@ -407,13 +401,6 @@ class Track:
         if packet.pts is None:
             self._is_linear = True
             return
-        if self._skips == "key":
-            self._skips = "known" if packet.pts == self._key else "key"
-            return
-        if self._skips == "known":
-            if packet.pts in self._known or packet.pts < (self._passed or self.start):
-                return
-            self._skips = ""
         if packet.is_keyframe and tick is not None and packet.pts < tick:
             self._pending.clear()
             self._known.clear()
