@@ -139,6 +139,34 @@ def middles(
     return [start + step * (n + Fraction(1, 2)) for n in range(count)]
 
 
+def as_of_mkvmerge(content: bytes) -> bytes:
+    """Matroska with the tags of mkvmerge, whose length counts from the first frame."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(content)) as source, av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream_from_template(source.streams.video[0])
+        stream.metadata["_STATISTICS_TAGS"] = "DURATION"
+        for packet in source.demux(source.streams.video[0]):
+            if packet.size:
+                packet.stream = stream
+                out.mux(packet)
+    assert b"00:00:03.000000000" in file.getvalue()
+    return file.getvalue().replace(b"00:00:03.000000000", b"00:00:02.000000000")
+
+
+@pytest.mark.parametrize("container", ["matroska", "webm", "mp4", "mpegts"])
+def test_a_video_may_begin_after_0(container: str) -> None:
+    codec = "libvpx" if container == "webm" else "libx264"
+    content = video(50, container, codec, times=[40 * n + 1000 for n in range(50)])
+    contents = [content]
+    if container == "matroska":  # also without FFmpeg's tag, and with mkvmerge's
+        contents += [content.replace(b"DURATION", b"DURATIOM"), as_of_mkvmerge(content)]
+    for each in contents:
+        (row,) = rows_of(each).decode_video(num_frames=5, times_column="times")
+        assert row["times"].tolist() == pytest.approx([0.16, 0.56, 0.96, 1.36, 1.76], abs=0.03)
+        frames = in_order(content)[1]
+        assert digests(row["video"]) == digests([frames[n] for n in (4, 14, 24, 34, 44)])
+
+
 @pytest.mark.parametrize("kind", ["mp4", "mp4, hevc", "flv", "mpegts, mpeg2"])
 def test_a_wanted_frame_may_lie_just_before_a_key_frame(kind: str) -> None:
     """Where the key frame is in the index by the time at which it is decoded, before the frame."""

@@ -161,6 +161,10 @@ class Video:
             if tag is not None:
                 hours, minutes, seconds = map(Fraction, tag.groups())
                 self.length = 3600 * hours + 60 * minutes + seconds
+            # Both count from 0 and not from the first frame, but for the tag that mkvmerge writes.
+            counts_from_0 = tag is None or "_STATISTICS_TAGS" not in track.stream.metadata
+            if "matroska" in track.container.format.name and counts_from_0:
+                self.length -= track.start * track.tick
             self.is_own_length = tag is not None or len(track.container.streams) == 1
 
     def ticks(self, choice: Choice, clip: Clip) -> list[Fraction]:
