@@ -277,6 +277,21 @@ class TestPadValue:
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (0, 2, 3), (2, 0)])
+def test_arrays_without_a_cell_in_all_rows(shape: tuple[int, ...]) -> None:
+    """As of boxes, where no picture of the first rows has one. Arrow divided by their number."""
+    rows = [{"x": np.zeros(shape, np.float32), "n": n} for n in range(3)]
+    for pipe in (tp.from_dataset(rows), tp.from_dataset(rows).map(dict).select("n", "x")):
+        (batch,) = pipe.batch(3).pad_collate()
+        assert batch["n"].tolist() == [0, 1, 2]
+        assert np.shape(batch["x"]) == (3, *shape)
+    rows.append({"x": np.ones((1, *shape[1:]), np.float32), "n": 3})
+    if shape[1]:
+        (batch,) = tp.from_dataset(rows).batch(4).pad_collate(lengths={"x": "boxes"})
+        assert batch["boxes"].tolist() == [0, 0, 0, 1]
+        assert batch["x"].shape == (4, 1, *shape[1:])
+
+
 class TestDtypes:
     @pytest.mark.parametrize(
         ("kind", "found"),

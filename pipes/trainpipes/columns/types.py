@@ -102,7 +102,8 @@ def _type_of_array(array: Any) -> pa.DataType:
     if array.ndim == 1:
         return pa.list_(kind)
     for size in array.shape[::-1]:
-        kind = pa.list_(pa.field(CELL, kind), size)
+        # Arrow divides by the size of fixed lists, so that those of 0 are lists of any length.
+        kind = pa.list_(pa.field(CELL, kind), size or -1)
     return kind
 
 
