@@ -67,6 +67,18 @@ def test_a_null_of_any_type_is_named_and_other_batches_come(name: str) -> None:
         next(batches)
 
 
+@pytest.mark.parametrize("value", ["a", b"a"])
+def test_a_null_among_texts_stays_wherever_it_stands(value: Any) -> None:
+    for values in ([value, None], [None, value]):
+        rows = tp.from_dataset([{"x": each} for each in values])
+        table = tp.from_arrow(pa.table({"x": values}))
+        for pipe in (rows, table, table.map(dict)):
+            (batch,) = pipe.batch(2).collate()
+            assert batch == {"x": values}
+    (batch,) = tp.from_arrow(pa.table({"x": pa.nulls(2, pa.string())})).batch(2).collate()
+    assert batch == {"x": [None, None]}
+
+
 def test_batches_of_converted_columns_share_no_memory() -> None:
     table = pa.table({"x": KINDS["date"][0]})
     pipe = tp.from_arrow(table).batch(3).collate()

@@ -47,6 +47,8 @@ def stacked(rows: Any) -> Any:
     {'a': tensor([1, 2]), 'b': tensor([0.5000, 1.5000], dtype=torch.float64)}
     """
     kinds = set(map(type, rows))
+    if len(kinds) > 1 and kinds <= {str, bytes, type(None)}:
+        return list(rows)  # torch asks the first one alone whether it is a text
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind in NUMBERS:
         with suppress(OverflowError):  # of which torch has a message of its own
@@ -118,7 +120,7 @@ def _batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] | None
         values = _values(rest[name], floats)
         if values is None:
             rows = python_values(rest[name])
-            stack = list if name in as_lists else stacked
+            stack = list if name in as_lists or is_text(rest[name].type) else stacked
             cutters.append((name, [stack(rows[a:b]) for a, b in pairwise(edges)].__getitem__))
         else:
             nbytes += values.nbytes
