@@ -31,8 +31,10 @@ DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make", "_fields_", "_
 #: Names of ours that modules use of objects whose class they don't import; and that errors carry.
 OURS = {"_iteration", "_plan", "_ranks", "_members", "_dataset", "_trainpipes", "_place"}
 OURS |= {"_replaced", "_inputs", "_runs_user_code", "_draw_watch", "_writable"}  # of a stage
-#: Texts that name no attribute: files, a variable of the environment, and what datasets before 2.0 wrote.
+#: Texts that name no attribute: files, a variable of the environment, what datasets before 2.0 wrote, and a
+#: tag of mkvmerge.
 TEXTS = {"_manifest.json", "_unfinished", "_TRAINPIPES_COMPLETE", "_indices_data_files"}
+TEXTS |= {"_STATISTICS_TAGS"}
 #: What a class or a function is compared by.
 BY_NAME = {"__name__", "__qualname__", "co_name", "co_qualname"}
 
