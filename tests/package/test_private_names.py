@@ -438,10 +438,15 @@ def test_a_dataset_has_its_order() -> None:
         tp.from_hf(split_dataset_by_node(whole.to_iterable_dataset(), 0, 2))
 
 
-@private("datasets", "_ex_iterable ex_iterable ex_iterables BufferShuffled generator", "from_hf.py")
+STEPS = "_ex_iterable ex_iterable ex_iterables BufferShuffled generator iter_arrow"
+
+
+@private("datasets", STEPS, "from_hf.py")
 @pytest.mark.filterwarnings("ignore:from_hf.*shuffles")
 def test_a_stream_has_its_steps() -> None:
-    """A stream that shuffles cannot go on from its state; a state knows the steps and their seeds."""
+    """A stream that shuffles cannot go on from its state; a state knows the steps and their seeds. Rows of a
+    step without Arrow are joined here.
+    """
     import datasets
 
     from trainpipes.sources.from_hf import HFStream, shuffles
@@ -450,6 +455,8 @@ def test_a_stream_has_its_steps() -> None:
     one, other = stream.shuffle(seed=1, buffer_size=4), stream.shuffle(seed=2, buffer_size=4)
     joined = datasets.concatenate_datasets([stream, one])
     assert not shuffles(stream)
+    assert stream._ex_iterable.iter_arrow
+    assert stream.filter(bool)._ex_iterable.iter_arrow is None
     assert all(map(shuffles, (one, one.skip(2), joined)))
     assert HFStream(one).fingerprint() != HFStream(other).fingerprint()
 

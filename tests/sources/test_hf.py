@@ -227,6 +227,11 @@ def streams(datasets: Any) -> dict[str, Callable[[], Any]]:
         for n in range(700):
             yield {"x": n, "text": f"text {n}"}
 
+    def gaps() -> Any:
+        """Columns of which the first rows do not tell the types."""
+        columns = {"text": [None] * 50 + ["a"] * 650, "ids": [[]] * 500 + [[1]] * 200}
+        return datasets.Dataset.from_dict({**rows(700), **columns}).to_iterable_dataset()
+
     whole = rows(700)
     return {
         "of a dataset": lambda: datasets.Dataset.from_dict(whole).to_iterable_dataset(num_shards=3),
@@ -239,10 +244,16 @@ def streams(datasets: Any) -> dict[str, Callable[[], Any]]:
             .filter(lambda r: r["x"] % 3 == 0)
         ),
         "of a generator": lambda: datasets.IterableDataset.from_generator(made),
+        "filtered, with nulls": lambda: gaps().filter(lambda r: r["x"] % 3 == 0),
+        "columns left out, with nulls": lambda: gaps().remove_columns("chat"),
     }
 
 
-@pytest.mark.parametrize("name", ["of a dataset", "mapped", "filtered", "of a generator"])
+@pytest.mark.parametrize(
+    "name",
+    ["of a dataset", "mapped", "filtered", "of a generator", "filtered, with nulls",
+     "columns left out, with nulls"],
+)  # fmt: skip
 def test_an_iterable_dataset_goes_on_by_its_own_state(name, datasets):
     make = streams(datasets)[name]
     expected = list(make())

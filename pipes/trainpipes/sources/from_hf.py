@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -233,7 +234,10 @@ class HFReader(StreamReader):
                     f"the position in the IterableDataset is damaged ({str(error)[:80]}); load the state as "
                     "it was saved"
                 ) from error
-        self._batches = iter(dataset.iter(batch_size=BATCH_ROWS))
+        # Rows that a function of its own saw are Python's: datasets finds types for each anew, and joins none
+        # that differ, as where a value is null.
+        self._joins = schema is not None and not dataset._ex_iterable.iter_arrow
+        self._batches = iter(dataset.iter(batch_size=1 if self._joins else BATCH_ROWS))
         if rows:
             self._next()
             self._used = rows
@@ -241,13 +245,19 @@ class HFReader(StreamReader):
     def _next(self) -> bool:
         if self._batch is not None:
             self._start = as_json(self._dataset.state_dict())
-        self._batch, self._used = next(self._batches, None), 0
+        self._batch, self._used = self._batch_after(), 0
         if self._batch is None:
             return False
         if self._schema is None:
             rows = zip(*self._batch.values(), strict=True)
             self._batch = [dict(zip(self._batch, row, strict=True)) for row in rows]
         return True
+
+    def _batch_after(self) -> Any:
+        if not self._joins:
+            return next(self._batches, None)
+        rows = [fitted(row, self._schema) for row in islice(self._batches, BATCH_ROWS)]
+        return pa.concat_tables(rows).combine_chunks() if rows else None
 
     def read(self, rows: int) -> Payload | None:
         if (self._batch is None or self._used >= len(self._batch)) and not self._next():
