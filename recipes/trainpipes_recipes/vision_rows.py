@@ -387,7 +387,7 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         return "" if place is None else os.path.dirname(place)
 
 
-class VisionBatches(OfPictures, CollatingStage, per_row=True):
+class VisionBatches(OfPictures, CollatingStage, per_row=True, asks_inputs=True):
     """Call the processor once for the rows of each batch.
 
     A batch is a dict with all that the processor gives, and "labels", int64 ``[B, L]``: the ids of

@@ -493,6 +493,21 @@ def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
     assert (line["row"], line["stage"]) == (3, "vision_batches")
 
 
+def test_a_quarantine_names_the_file_of_a_damaged_picture(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(2):
+        row = {"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)[: -60 * n or None]}
+        pq.write_table(pa.table({name: [cell] for name, cell in row.items()}), tmp_path / f"{n}.pq")
+    bad = tp.Quarantine(tmp_path / "bad", max_share=1)
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        assert len(list(seen(tp.read_parquet(tmp_path / "*.pq"), on_error=bad))) == 1
+    (file,) = (tmp_path / "bad").iterdir()
+    line = json.loads(file.read_text())
+    assert (line["file"].rpartition("/")[2], line["row"]) == ("1.pq", 0)
+    assert "1.pq" in caplog.text
+
+
 # What a state knows
 
 
