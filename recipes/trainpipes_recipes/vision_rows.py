@@ -87,9 +87,12 @@ def _picture(value: Any, folder: str, options: Mapping[str, Any] | None) -> Any:
         return Remote(path, (options or {}) if same else {})
     if isinstance(value, torch.Tensor):
         value = value.numpy(force=True)
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
-        return value
     got = "null" if value is None else f"{value!r:.60} ({type(value).__name__})"
+    if isinstance(value, np.ndarray):
+        shaped = value.ndim == 3 and len(value) in (1, 3, 4) and value.size
+        if shaped and value.dtype == np.uint8:
+            return value
+        got = f"an array {value.dtype} {[*value.shape]}"
     rule = "bytes, a path, a dict with one of these, or an array uint8 [C, H, W]"
     raise NoPicture(f"a picture is {rule}, got {got}")
 
@@ -129,8 +132,8 @@ def decoded(picture: Any) -> Any:
     from PIL import Image
 
     if isinstance(picture, np.ndarray):
-        rows = picture.transpose(1, 2, 0)
-        return Image.fromarray(np.ascontiguousarray(rows if len(picture) > 1 else rows[:, :, 0]))
+        rows = picture.transpose(1, 2, 0) if len(picture) > 1 else picture[0]
+        return Image.fromarray(np.ascontiguousarray(rows)).convert("RGB")
     with _file(picture) as file:
         return picture_of(file.read(), "RGB")
 
@@ -170,14 +173,20 @@ def conversation(
     """
     value = values[0] if len(values) == 1 else _asked(*values)
     if isinstance(value, str | bytes):
-        value = json.loads(value)
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise tp.DataError(
+                f"column {column!r}: a text is a conversation in JSON: {error}"
+            ) from None
     if isinstance(value, Mapping):  # of a sample in a tar
         value = next((value[name] for name in ("messages", "conversations") if name in value), None)
-    talk = value if isinstance(value, list | tuple) else [value]
+    talk = value if isinstance(value, list | tuple) else [] if value is None else [value]
     parts = [_parts(_content(message)) for message in talk]
     if not any(part["type"] == "image" for some in parts for part in some):
         marks = sum(part.get("text", "").count(MARK) for some in parts for part in some)
-        if pictures and marks == pictures:
+        if pictures and marks:
+            _check_places(marks, pictures, column)
             parts = [[new for part in some for new in _split(part)] for some in parts]
         elif pictures and parts:
             speaks = [_role(message, roles) for message in talk]
@@ -193,11 +202,15 @@ def conversation(
     if (wrong := problem(read)) is not None:
         raise tp.DataError(f"column {column!r}: {wrong}")
     held = sum(part["type"] == "image" for some in parts for part in some)
+    _check_places(held, pictures, column)
+    read = [{**turn, "content": some} for turn, some in zip(read, parts, strict=True)]
+    return messages_of(read)
+
+
+def _check_places(held: int, pictures: int, column: str) -> None:
     if held != pictures:
         rule = "a conversation has a place for each picture"
         raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
-    read = [{**turn, "content": some} for turn, some in zip(read, parts, strict=True)]
-    return messages_of(read)
 
 
 def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:
@@ -375,10 +388,15 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
                 sizes.append(size_of(picture))
             except NoPicture as error:
                 raise NoPicture(f"picture {place} of column {self.images!r}: {error}") from None
-        if self.processor.counts or not pictures:
-            length: int = self.processor.length(written, sizes)
-            return length
-        batch = self.processor.batch([written], [[*map(decoded, pictures)]])
+        try:
+            if self.processor.counts or not pictures:
+                length: int = self.processor.length(written, sizes)
+                return length
+            batch = self.processor.batch([written], [[*map(decoded, pictures)]])
+        except ValueError as error:  # as of a picture that is 200 times as long as it is wide
+            if isinstance(error, tp.TrainpipesError):
+                raise
+            raise tp.DataError(f"{self.processor.family} refuses the row: {error}") from error
         return int(batch["attention_mask"].sum())
 
     def _folder(self, number: int) -> str:

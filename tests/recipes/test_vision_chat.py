@@ -475,6 +475,42 @@ def test_bad_rows_are_named_or_left_out(
     assert "left out" in caplog.text
 
 
+def asked(text: str, image: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
+    return {"messages": json.dumps(turns), "images": image}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (asked("<image>?", [jpeg(0), jpeg(1)]), "got 1 places and 2 pictures"),
+        (asked("<image>? <image>", [jpeg(0)]), "got 2 places and 1 pictures"),
+        (asked("?", np.zeros((20, 30, 3), np.uint8)), r"got an array uint8 \[20, 30, 3\]"),
+        (asked("?", np.zeros((3, 0, 30), np.uint8)), r"got an array uint8 \[3, 0, 30\]"),
+        (asked("?", np.zeros((3, 1, 300), np.uint8)), "refuses the row: absolute aspect ratio"),
+        ({"messages": "Is it?", "images": None}, "a text is a conversation in JSON"),
+        ({"messages": None, "images": None}, "a conversation has no message"),
+    ],
+)
+def test_other_bad_rows_are_named_or_left_out(row: dict[str, Any], message: str) -> None:
+    rows = [asked("?", jpeg(0)), row]
+    with pytest.raises(tp.DataError, match=message) as caught:
+        list(seen(rows, "qwen2_vl"))
+    assert caught.value.row == 1
+    assert [len(batch["labels"]) for batch in seen(rows, "qwen2_vl", on_error="skip")] == [1]
+
+
+def test_an_array_is_the_picture_that_its_file_is() -> None:
+    """Without transparency, of which each processor would make something else."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 30), dtype=np.uint8)
+    for array in (pixels, pixels[:3], pixels[:1]):
+        file = io.BytesIO()
+        shown = array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0))
+        Image.fromarray(shown).save(file, "PNG")
+        one, other = (next(iter(seen([asked("?", [p])]))) for p in (array, file.getvalue()))
+        assert torch.equal(one["pixel_values"], other["pixel_values"])
+
+
 def test_a_batch_whose_rows_are_all_damaged_is_left_out() -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
     for row in rows[2:4]:
