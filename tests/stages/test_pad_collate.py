@@ -314,6 +314,8 @@ class TestDtypes:
         ("values", "kind", "found"),
         [
             ([1, 2], pa.int16(), torch.int64),
+            ([1, 2], pa.dictionary(pa.int8(), pa.int32()), torch.int64),
+            ([1.5, 2], pa.dictionary(pa.int8(), pa.float32()), torch.float32),
             ([1.5, 2], pa.float32(), torch.float32),
             ([1.5, 2], pa.float64(), torch.float64),
             ([True, False], pa.bool_(), torch.bool),

@@ -172,6 +172,8 @@ def null_cell(row: int, name: str) -> BadCell:
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     array = arrays.one_chunk(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     kind = array.type
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
