@@ -140,8 +140,10 @@ def test_bytes_may_stand_in_structs_as_datasets_of_hugging_face_have_them() -> N
     (row,) = tp.from_arrow(table).decode_image("image")
     assert (row["image"] == PIXELS.transpose(2, 0, 1)).all()
     assert row["label"] == 4
-    with pytest.raises(tp.errors.UnreadableError, match="it is null"):
+    with pytest.raises(tp.errors.UnreadableError, match=r"no bytes, but a path: .* by map\(\)"):
         decode({"bytes": None, "path": "x"})
+    with pytest.raises(tp.errors.UnreadableError, match="it is null"):
+        decode({"bytes": None, "path": None})
 
 
 BROKEN = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from io import BytesIO
@@ -254,7 +254,9 @@ class DecodeImage(Decoder):
     def decoded(self, value: Any, row: Any, rng: Any) -> Pixels:
         content = bytes_of(value)
         if content is None:
-            raise NoPicture("it is null")
+            path = value.get("path") if isinstance(value, Mapping) else None
+            way = "its file is read by map(), or by read_images() in place of the rows"
+            raise NoPicture(f"it has no bytes, but a path: {way}" if path else "it is null")
         if not isinstance(content, bytes):
             got = f"{shown(content, 60)} ({type(content).__name__})"
             rule = f": column {self.column!r} holds the bytes of image files, got {got}"
