@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ import pytest
 
 import trainpipes as tp
 from sound_fixtures import by_ffmpeg, encoded, tone
+from video_fixtures import video
 
 FORMATS = [("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("WAV", "ULAW"), ("WAV", "ALAW"),
     ("WAV", "PCM_U8"), ("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", None),
@@ -517,6 +520,24 @@ def test_mutated_files_give_sound_or_a_reason(count: int) -> None:
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=280)
     assert child.returncode == 0, child.stderr.decode()[-3000:]
     assert count < int(child.stdout) < 3 * count
+
+
+def test_sound_in_matroska_may_begin_late_and_end_before_the_video() -> None:
+    """Where the header says how long all lasts, counted from 0."""
+    shorter = video(100, "matroska", sound=1)  # of 4 s
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        part = av.AudioFrame.from_ndarray(np.full((1, 16_000), 99, np.int16), "s16", "mono")
+        part.sample_rate, part.pts = 16_000, 40_000
+        out.mux(stream.encode(part))
+        out.mux(stream.encode(None))
+    for content in (shorter, file.getvalue()):
+        assert heard(content).size == pytest.approx(16_000, abs=1100)
+        (row,) = tp.from_dataset([{"audio": content}]).audio_info()
+        assert row["audio_seconds"] == pytest.approx(1, abs=0.1)
+        crops = tp.from_dataset([{"audio": content}] * 5).decode_audio(duration=tp.random_crop(0.5))
+        assert all(7000 < row["audio"].size <= 8000 for row in crops)
 
 
 # On a server

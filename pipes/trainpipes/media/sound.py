@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -217,6 +219,9 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
             raise NoSound("it does not say how its sound is coded, or in a way that FFmpeg lacks")
         rate = coded.sample_rate
         length = stream.duration * tick if stream.duration else (container.duration or -1e6) / 1e6
+        own = length_of(container, stream)[0]
+        if own is not None and length - own > LACKING:
+            length = float(own)  # those nearer stay as they are: batches are made by lengths
         header = Header(rate, coded.channels, max(-1, round(length * rate)))
         if clip is None:
             return np.empty((header.channels, 0), dtype=np.float32), header
@@ -256,6 +261,29 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
     elif header.samples < 0:
         first, stop = clip.within(at + count, rate)
     return floats_of(samples[:, max(0, first - at) : max(0, stop - at)]), header
+
+
+def length_of(container: Any, stream: Any) -> tuple[Fraction | None, bool]:
+    """Seconds of a stream of PyAV's as its file says, None if it does not; and whether they are its own, and
+    not those of the longest stream.
+    """
+    tick = Fraction(stream.time_base)
+    if stream.duration is not None:
+        return stream.duration * tick, True
+    if container.duration is None:
+        return None, False
+    length = Fraction(container.duration, 1_000_000)
+    # Matroska's tag is written by FFmpeg and mkvmerge, for each stream.
+    tag = re.match(r"(\d+):(\d+):(\d+\.?\d*)", stream.metadata.get("DURATION", ""))
+    if tag is not None:
+        hours, minutes, seconds = map(Fraction, tag.groups())
+        length = 3600 * hours + 60 * minutes + seconds
+    # Both count from 0 and not from the stream's start, but for the tag that mkvmerge writes.
+    counts_from_0 = tag is None or "_STATISTICS_TAGS" not in stream.metadata
+    if "matroska" in container.format.name and counts_from_0:
+        length -= (stream.start_time or 0) * tick
+    is_own = tag is not None or len(container.streams) == 1
+    return (length, is_own) if length > 0 else (None, False)
 
 
 def planes_of(frame: Any) -> Any:

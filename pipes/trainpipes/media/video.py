@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.media import Undecodable, check
-from trainpipes.media.sound import Clip
+from trainpipes.media.sound import Clip, length_of
 
 #: What FFmpeg may take a file for: none of those that name other files, as playlists do.
 CONTAINERS = (
@@ -150,22 +149,7 @@ class Video:
 
     def __init__(self, file: BinaryIO) -> None:
         self.track = track = Track(file)
-        self.length: Fraction | None = None
-        self.is_own_length = track.stream.duration is not None
-        if track.stream.duration is not None:
-            self.length = track.stream.duration * track.tick
-        elif track.container.duration is not None:
-            self.length = Fraction(track.container.duration, 1_000_000)
-            # Matroska's tag is written by FFmpeg and mkvmerge, for each stream.
-            tag = re.match(r"(\d+):(\d+):(\d+\.?\d*)", track.stream.metadata.get("DURATION", ""))
-            if tag is not None:
-                hours, minutes, seconds = map(Fraction, tag.groups())
-                self.length = 3600 * hours + 60 * minutes + seconds
-            # Both count from 0 and not from the first frame, but for the tag that mkvmerge writes.
-            counts_from_0 = tag is None or "_STATISTICS_TAGS" not in track.stream.metadata
-            if "matroska" in track.container.format.name and counts_from_0:
-                self.length -= track.start * track.tick
-            self.is_own_length = tag is not None or len(track.container.streams) == 1
+        self.length, self.is_own_length = length_of(track.container, track.stream)
 
     def ticks(self, choice: Choice, clip: Clip) -> list[Fraction]:
         """For each frame that is wanted, a time at which it was the last to come."""
