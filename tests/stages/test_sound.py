@@ -71,6 +71,14 @@ def test_what_ffmpeg_knows_is_decoded_by_it(container: str, codec: str, off: flo
     assert min(np.abs(part - whole[120_000 + n : 144_000 + n]).max() for n in shifts) < 5e-3
 
 
+@pytest.mark.parametrize("rate", [8_000, 16_000, 24_000])
+def test_a_part_of_opus_is_in_its_place_whatever_the_rate_of_the_source(rate: int) -> None:
+    content = by_ffmpeg(tone(4, rate, noise=0), rate, "webm", "libopus")
+    whole, part = heard(content), heard(content, start=2.5, duration=0.5)
+    shifts = range(-48, 49)  # a millisecond, which is Matroska's tick
+    assert min(np.abs(part - whole[120_000 + n : 144_000 + n]).max() for n in shifts) < 5e-3
+
+
 def test_the_sound_of_a_video_is_decoded() -> None:
     content = by_ffmpeg(tone(2, 44_100, 2), 44_100, "mp4", "aac", video=True)
     sound = heard(content, sampling_rate=16_000, mono=False)

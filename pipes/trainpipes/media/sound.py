@@ -233,6 +233,11 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
         start = stream.start_time or 0
         before = first / rate - BEFORE
         if before > 0:
+            if coded.name == "opus":
+                # FFmpeg counts the samples to be skipped at the rate of the source, and Opus has 48,000.
+                packet = next(container.demux(stream))
+                shown = math.ceil(coded.delay / 48_000 / tick)
+                start = min(start, start if packet.pts is None else packet.pts + shown)
             container.seek(start + int(before / tick), stream=stream)
         parts: list[Any] = []
         at, count = None, 0
