@@ -191,7 +191,8 @@ def conversation(
         elif pictures and parts:
             speaks = [_role(message, roles) for message in talk]
             first = speaks.index("user") if "user" in speaks else 0
-            parts[first] = [{"type": "image"}] * pictures + parts[first]
+            if parts[first]:  # a null is no text, as is said below
+                parts[first] = [{"type": "image"}] * pictures + parts[first]
     read = to_messages(
         [
             {**turn, "content": _text(some)} if isinstance(turn, Mapping) else turn

@@ -475,7 +475,7 @@ def test_bad_rows_are_named_or_left_out(
     assert "left out" in caplog.text
 
 
-def asked(text: str, image: Any) -> dict[str, Any]:
+def asked(text: str | None, image: Any) -> dict[str, Any]:
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
     return {"messages": json.dumps(turns), "images": image}
 
@@ -490,6 +490,7 @@ def asked(text: str, image: Any) -> dict[str, Any]:
         (asked("?", np.zeros((3, 1, 300), np.uint8)), "refuses the row: absolute aspect ratio"),
         ({"messages": "Is it?", "images": None}, "a text is a conversation in JSON"),
         ({"messages": None, "images": None}, "a conversation has no message"),
+        (asked(None, jpeg(0)), "message 0 of role 'user' is without content"),
     ],
 )
 def test_other_bad_rows_are_named_or_left_out(row: dict[str, Any], message: str) -> None:
@@ -498,6 +499,16 @@ def test_other_bad_rows_are_named_or_left_out(row: dict[str, Any], message: str)
         list(seen(rows, "qwen2_vl"))
     assert caught.value.row == 1
     assert [len(batch["labels"]) for batch in seen(rows, "qwen2_vl", on_error="skip")] == [1]
+
+
+def test_a_null_prompt_is_a_bad_row() -> None:
+    rows = [{"prompt": prompt, "response": "Yes.", "image": jpeg(0)} for prompt in ("", None)]
+    for family in ("llava", "paligemma"):
+        with pytest.raises(
+            tp.DataError, match="message 0 of role 'user' is without content"
+        ) as caught:
+            list(seen(rows, family))
+        assert caught.value.row == 1
 
 
 def test_an_array_is_the_picture_that_its_file_is() -> None:
