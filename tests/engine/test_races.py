@@ -123,7 +123,7 @@ def test_a_batch_of_a_shared_shard_can_be_asked_for_by_several_at_once(unroll: A
     run: Any = SimpleNamespace(pick=lambda rows: rows)
 
     def make() -> Any:
-        return shard_rows.own_items(shards, run, range(6), unroll)
+        return shard_rows.own_items(shards, run, range(6), 0, unroll)
 
     def take(items: Any) -> Any:
         return items[2], items[4], items[2]

@@ -44,6 +44,24 @@ def test_rows_that_are_shuffled_are_taken_over_all_shards() -> None:
     assert list(rows.take(20)) == list(rows)[:20]
 
 
+@pytest.mark.parametrize("options", [{}, {"threads": 0}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize(("shards", "times"), [(1, 1), (4, 1), (1, 2), (4, 2)])
+def test_functions_after_skip_are_not_called_for_what_it_leaves_out(
+    shards: int, times: int, options: dict[str, Any]
+) -> None:
+    rows = ROWS.sharding_filter(shards).filter(lambda row: row["id"] % 2 == 0)
+    kept = rows.batch(5).skip(4).repeat(times)
+    bad = {row["id"] for batch in rows.batch(5).take(4) for row in batch}
+
+    def of_good_rows(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert not bad & {row["id"] for row in batch}
+        return batch
+
+    loader = tp.Loader(kept.map(of_good_rows), multiprocessing_context="fork", **options)
+    assert list(loader) == list(kept)
+    check_resume(kept.map(of_good_rows), processes=0)
+
+
 def test_workers_of_a_loader_give_the_same() -> None:
     pipe = batches().skip(10).take(7)
     assert list(tp.Loader(pipe, num_workers=3)) == SEQUENCE[10:17]

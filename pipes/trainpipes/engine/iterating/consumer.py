@@ -315,12 +315,15 @@ class Consumer:
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
         sharers = self._stride // self.topology.step(self._num_shards)
-        first, stride = self._next, self._stride
+        first, stride, least = self._next, self._stride, self._least
         # Where workers begin to take turns is not known before skip() has counted.
-        known = not self._least or self.topology.num_workers == 1
+        known = not least or self.topology.num_workers == 1
+        passes = sharers > 1 or plan.chain.skip_batches > 0
         return items_of(
             plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers,
-            is_own=(lambda m: (m - first) % stride == 0) if known else None,
+            is_own=(
+                (lambda m: m >= least and (not known or (m - first) % stride == 0)) if passes else None
+            ),
         )  # fmt: skip
 
     # Where it stands

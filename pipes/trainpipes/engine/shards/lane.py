@@ -190,7 +190,7 @@ class Lane:
         start = self._shard + (self._given_out - first) * shards
         self._given_out += last - first
         numbers = range(start, start + len(run) * shards, shards)
-        items = own_items(self._shards, run, numbers, self._unroll)
+        items = own_items(self._shards, run, numbers, first, self._unroll)
         if activity.observer is not None:
             activity.look_at(items, first)
         return RunItems(items, run.cursors, first, last)

@@ -234,10 +234,10 @@ def items_of(
         alone: whether the thread that iterates calls user functions.
         sharers: how many consumers take turns at these shards. Where batches are counted, each has lanes
             of its own; else it passes over the batches of the others.
-        is_own: then says which batches are this consumer's.
+        is_own: of one that passes over batches: says which it makes.
     """
     makers, stage_pool = (None, pool) if alone else (pool, None)
-    is_own = None if plan.counted or sharers == 1 else is_own
+    is_own = None if plan.counted else is_own
     sharers = sharers if plan.counted else 1
     lanes = -(-_lanes(plan, len(shards), makers, stage_pool) // sharers) * sharers
     plan = plan.in_lanes(lanes)

@@ -118,8 +118,8 @@ class Shards:
     Args:
         count: shards of the process.
         most_rows: rows in a run, at most.
-        is_own: of a consumer that passes over batches of others: whether a batch, by its number, is its own.
-            The last stages run only for these.
+        is_own: of a consumer that passes over batches, of others or of skip(): whether a batch, by its
+            number, is its own. The last stages run only for these.
     """
 
     plan: Plan
@@ -164,12 +164,14 @@ class Shards:
 
 
 def own_items(
-    shards: Shards, run: Run, numbers: Sequence[int], unroll: Unroll
+    shards: Shards, run: Run, numbers: Sequence[int], first: int, unroll: Unroll
 ) -> MutableSequence[Any]:
-    """The items of a run, by the numbers of its batches; those of other consumers are not made."""
+    """The items of a run, by the numbers of its batches; those before the first, and of other consumers, are
+    not made.
+    """
     if shards.is_own is None:
         return unroll(run)
-    own = [k for k, m in enumerate(numbers) if shards.is_own(m)]
+    own = [k for k, m in enumerate(numbers) if k >= first and shards.is_own(m)]
     items: MutableSequence[Any] = [None] * len(numbers)
     if own:
         run = run.pick(np.array(own, dtype=np.int64))
