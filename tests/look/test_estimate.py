@@ -127,7 +127,15 @@ SHORT: dict[str, Callable[[], tp.Pipeline]] = {
     "stride": lambda: tp.from_arrow(pa.table({"row": range(1000)}))
     .sharding_filter(split="stride").filter(_any).batch(16),
     "several epochs": lambda: small().filter(_any).batch(16).repeat(2),
+    "joined epochs": lambda: small().repeat(2).batch(16),
+    "joined epochs of a filter": lambda: small().filter(_is_odd).repeat(2).batch(16),
+    "joined epochs of several rows": lambda: small().flat_map(_as_often).repeat(3).batch(16),
+    "joined epochs, full": lambda: small(300).flat_map(_as_often).repeat(3).batch(16, drop_last=True),
 }  # fmt: skip
+
+
+def _is_odd(row: dict[str, Any]) -> bool:
+    return row["row"] % 2 == 1
 
 
 def _any(row: Any) -> bool:

@@ -131,6 +131,9 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
     count: float | None = None
     exact_items: float | None = None  # items, as far as they are exact
     exact, several = True, False  # several: a stage may make more rows than it gets
+    # Whether shards end apart, after their last epoch; where rows are kept, shards of one span end alike.
+    shares = plan.layouts.whole and plan.layouts.usual.num_spans < chain.num_shards
+    rolls = chain.rolling and chain.num_shards > 1 and not shares
     for stage in chain.stages:
         options = stage.options
         if stage is chain.opener:
@@ -151,7 +154,7 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
             if share is None:
                 return None
             count, exact = count * share, False
-        elif isinstance(stage, kinds.BatchingStage) and ends_short(plan) and not exact:
+        elif isinstance(stage, kinds.BatchingStage) and (rolls or (ends_short(plan) and not exact)):
             count = _batches(plan, count, several)
         elif isinstance(stage, kinds.BatchingStage):
             dropping = bool(options.get("drop_last"))
@@ -164,7 +167,8 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
 def _batches(plan: Plan, rows: float, several: bool) -> float:
     """Batches where each shard ends with its own, by how many rows shards are likely to have."""
     chain, mean = plan.chain, rows / plan.chain.num_shards
-    share = rows / max(1, plan.inputs.epoch_rows or 0)
+    epochs = (chain.times or 1) if chain.rolling else 1
+    share = rows / epochs / max(1, plan.inputs.epoch_rows or 0)
     # Shards that read the same span share its rows evenly.
     sharers = chain.num_shards // plan.layouts.usual.num_spans
     spread = math.sqrt(mean / sharers * (1 if several else max(0.0, 1 - share)))
@@ -180,7 +184,7 @@ def _of_whole_shards(plan: Plan) -> float | None:
     """
     chain, rows = plan.chain, plan.inputs.epoch_rows or 0
     shards, cuts = chain.num_shards, any(map(kinds.cuts_by_length, chain.after))
-    if shards == 1 or not cuts or not rows or rows > SHARD_ROWS * shards:
+    if shards == 1 or not cuts or not rows or rows > SHARD_ROWS * shards or chain.rolling:
         return None
     stages = kinds.without(chain.stages, kinds.RepeatStage | kinds.DeviceStage)
     whole = Plan.of(
