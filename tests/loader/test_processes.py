@@ -182,3 +182,13 @@ def test_a_signal_between_two_lines_leaves_no_iterator_locked() -> None:
             break
         assert next(batches) in ([3, 4, 5], [6, 7, 8]), place
     assert place > 5
+
+
+@pytest.mark.parametrize("executor", ["ray", tp.Ray(), tp.Ray(num_workers=2)], ids=str)
+def test_without_ray_it_says_what_to_install(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
+    loader = tp.Loader(tp.from_dataset([-1, 2]).map(abs), executor=executor)
+    with pytest.raises(tp.MissingExtraError, match=r"executor=Ray\(\) needs .* pip install 'ray"):
+        next(iter(loader))

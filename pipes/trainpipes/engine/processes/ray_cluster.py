@@ -189,6 +189,7 @@ class Ray:
         """``num_workers``, or the cores of all nodes, as Ray counts them."""
         if self.num_workers is not None:
             return self.num_workers
+        need("ray", "executor=Ray()")
         import ray
 
         if not ray.is_initialized():
