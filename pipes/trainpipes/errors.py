@@ -468,13 +468,15 @@ def how_ended(code: int | None) -> str:
 
     >>> how_ended(1), how_ended(-15)
     ('has ended with exit code 1', 'was ended by signal 15 (SIGTERM)')
+    >>> how_ended(-9)
+    'was ended by signal 9 (SIGKILL, as the system does where memory runs out)'
     """
     if code is None or code >= 0:
         return f"has ended with exit code {code}"
     name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
     hints = {
-        "SIGKILL": ", as the system does where memory runs out,",
-        "SIGBUS": ", as the system does where /dev/shm is full or a file that is mapped was cut,",
+        "SIGKILL": ", as the system does where memory runs out",
+        "SIGBUS": ", as the system does where /dev/shm is full or a file that is mapped was cut",
     }
     hint = hints.get(name, "")
-    return f"was ended by signal {-code} ({name}){hint}"
+    return f"was ended by signal {-code} ({name}{hint})"

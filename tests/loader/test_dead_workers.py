@@ -79,9 +79,9 @@ WHOLE = [[n, n + 1] for n in range(0, 400, 2)]
 
 
 KINDS = pytest.mark.parametrize(("start", "how", "options", "said"), [
-    ("fork", "SIGKILL", {}, r"signal 9 (SIGKILL), as the system does where memory runs out, "),
+    ("fork", "SIGKILL", {}, r"signal 9 (SIGKILL, as the system does where memory runs out) "),
     ("fork", "segfault", {"persistent_workers": True}, r"signal 11 (SIGSEGV) while"),
-    ("fork", "SIGBUS", {}, r"signal 7 (SIGBUS), as the system does where /dev/shm is full"),
+    ("fork", "SIGBUS", {}, r"signal 7 (SIGBUS, as the system does where /dev/shm is full"),
     ("fork", "exit", {"timeout": 60}, "has ended with exit code 3 while"),
     pytest.param("spawn", "segfault", {}, r"signal 11 (SIGSEGV) while", marks=SLOW),
     ("forkserver", "SIGKILL", {"persistent_workers": True, "timeout": 60}, "signal 9"),
@@ -123,7 +123,7 @@ def test_a_batch_at_which_workers_die_again_and_again_is_named_and_the_run_goes_
         pipeline(partial(crash, "SIGKILL")), num_workers=2, multiprocessing_context=start
     )
     found: list[list[int]] = []
-    said = r"map\(.*worker process .*signal 9 \(SIGKILL\).*the third one at this row.*row 200\)"
+    said = r"map\(.*worker process .*signal 9 \(SIGKILL, .*the third one at this row.*row 200\)"
     with pytest.raises(tp.WorkerError, match=said) as e:
         take(found, iter(loader))
     assert e.value.__cause__ is None

@@ -237,7 +237,7 @@ def test_an_error_that_does_not_pickle_still_says_what_it_was() -> None:
     ("function", "start_method", "how"),
     [
         (fn.exit_57, "forkserver", "has ended with exit code 3"),
-        (fn.killed_57, "fork", r"was ended by signal 9 \(SIGKILL\), as"),
+        (fn.killed_57, "fork", r"was ended by signal 9 \(SIGKILL, as"),
     ],
 )
 def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
