@@ -6,7 +6,7 @@ still needed, and how many rows after it are used up. Rows are read again, never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
@@ -113,6 +113,12 @@ class Run:
             return rows
         return [rows[start:stop] for start, stop in pairwise(self.bounds.tolist())]
 
+    def unroll_copies(self) -> MutableSequence[Any]:
+        """As ``unroll``, for a function that may change a row that Python gave: who gave it may keep it."""
+        if self.items is not None or not isinstance(self.block.data, list):
+            return self.unroll()
+        return self.with_block(self.block.with_data(copies(self.block.data))).unroll()
+
     def with_block(self, block: Block) -> Run:
         return Run(block, self.cursors, self.bounds, self.items)
 
@@ -192,6 +198,11 @@ class Run:
 
 #: Gives the items of a run.
 Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
+
+
+def copies(rows: Iterable[Any]) -> list[Any]:
+    """Rows, of which dicts and lists may be changed."""
+    return [row.copy() if type(row) in (dict, list) else row for row in rows]
 
 
 def unplaced(block: Block) -> Run:

@@ -36,7 +36,7 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     fn = stage._draw_watch.around(fn)
     results: list[Any] = []
     append = results.append
-    items = run.unroll()
+    items = run.unroll_copies()
     try:
         at_work = current()
         if at_work is None:

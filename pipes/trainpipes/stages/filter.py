@@ -109,7 +109,8 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
     def process(self, run: Run) -> Run:
         if callable(self.predicate):
             self.refuse_batches(run)
-            answers = each(self, self.guarded(self.predicate), run)
+            seen = run.with_items(run.unroll())  # and no copies, which it might change
+            answers = each(self, self.guarded(self.predicate), seen)
             passes = np.fromiter(map(bool, answers), dtype=np.bool_, count=len(run))
             if self.leaves_out:
                 there = np.zeros(len(run), dtype=np.bool_)

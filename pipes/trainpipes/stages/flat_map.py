@@ -15,7 +15,7 @@ from trainpipes._internal.checks import ColumnNames, Function, Schema, column_na
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run
+from trainpipes.columns.run import Cursors, Run, copies
 from trainpipes.engine.planning.row_names import hash_keys
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.held import opened
@@ -70,7 +70,7 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
             if isinstance(rows, Failed):
                 return rows
             rows = rows_in(rows, self, "the function")
-            taken = self.guarded(lambda: list(islice(rows, most)))()
+            taken = self.guarded(lambda: copies(islice(rows, most)))()
             return [row] if not isinstance(taken, Failed) and len(taken) == most else (taken,)
 
         return run.with_items(each(self, call, run))
@@ -92,12 +92,12 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _runs(self, below: Iterator[Run], skip: int) -> Iterator[Run]:
         for run in below:
-            take = self._draw_watch.around(lambda new_rows, most: list(islice(new_rows, most)))
+            take = self._draw_watch.around(lambda new_rows, most: copies(islice(new_rows, most)))
             rows: list[Any] = []
             # Of each: the row it is made of, and how many made of that are used then.
             places: list[tuple[int, int]] = []
             number = -1
-            for number, row in enumerate(run.unroll()):
+            for number, row in enumerate(run.unroll_copies()):
                 new_rows, used, skip = self._made_of(run.block, number, row, skip), skip, 0
                 while True:
                     try:
@@ -139,7 +139,7 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _whole(self, block: Block, place: int, answer: Iterable[Any] | Failed) -> list[Any]:
         """All rows made of a row; none if the function raises."""
-        rows = answer if isinstance(answer, Failed) else self.guarded(list)(answer)
+        rows = answer if isinstance(answer, Failed) else self.guarded(copies)(answer)
         why = rows.why if isinstance(rows, Failed) else ""
         failed = np.array([isinstance(rows, Failed)], dtype=np.int64)
         self._left_out.drop(block.slice(place, place + 1), failed, lambda _: why)

@@ -154,7 +154,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         return lambda: self._with(run, joined(waits))
 
     def _items(self, run: Run) -> Sequence[Any]:
-        return run.unroll()
+        return run.unroll_copies()
 
     def _words(self, run: Run) -> Any:
         return words_of(run) if self.rng else None
@@ -183,7 +183,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
 
     Args:
         fn: function of an item; with ``rng=True`` of an item and a generator. It must not return
-            None, nor the same array or tensor with other values: several calls come before use.
+            None, nor the same array or tensor with other values: several calls come before use. It may
+            change a dict or list that it gets, but not what that holds, which a dataset may keep.
         rng: give the function a generator.
         seed: for the generators.
         version: names the function in checkpoints instead of its module and name; change it when
