@@ -189,6 +189,7 @@ def test_options_that_cannot_be_are_refused_at_once(make: Make, message: str) ->
 PLACES: list[tuple[Make, str]] = [
     (lambda p: p.batch(2).pack(8), r"put it before batch\(\)"),
     (lambda p: p.sharding_filter(4).shuffle(4).take(3).pack(8), "would count for each shard alone"),
+    (lambda p: p.sharding_filter(4).batch(2).filter(bool).take(3), r"after batch\(\), where no stage drops"),
     (lambda p: p.batch(2).sample(0.5), r"put it before batch\(\)"),
     (lambda p: tp.list_files("x").sample(0.5).read_parquet(), "file paths"),
     (lambda p: p.batch(2).pad_collate().truncate(2), "put it before pad_collate"),
@@ -200,7 +201,7 @@ PLACES: list[tuple[Make, str]] = [
     )),
     (lambda p: p.batch(2).batch(max_tokens=2), "a pipeline has one"),
     (lambda p: p.shuffle(4).shuffle(scope="global"), r"has ordered or made them already: use shuffle\("),
-    (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "drops, groups or shuffles batches"),
+    (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "none behind it groups or shuffles them"),
     (lambda p: p.batch(2).bucket_by_length(2), "a pipeline has one"),
 ]  # fmt: skip
 

@@ -68,8 +68,8 @@ def arrange(written: Sequence[Stage]) -> Chain:
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
             f"{counting} would count for each shard alone here: put it directly after the source, to count "
-            "rows in file order, or after batch(), with no stage behind it that drops, groups or shuffles "
-            "batches"
+            "rows in file order, or after batch(), where no stage drops batches and none behind it groups or "
+            "shuffles them"
         )
     return chain
 
