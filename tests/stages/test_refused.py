@@ -6,7 +6,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,20 @@ def test_an_option_is_what_it_is_declared_to_be(stage: str) -> None:
                 getattr(rows(), stage)(**{**CALLS[stage], option: value})
 
 
+async def awaited(row: Any) -> bool:
+    return False
+
+
+def yielded(row: Any) -> Iterator[Any]:
+    yield row
+
+
 OPTIONS: list[tuple[Make, str]] = [
+    (lambda p: p.map(awaited), r"map\(fn\) must be a function without async, got .*awaited.*asyncio\.run"),
+    (lambda p: p.filter(partial(awaited)), r"filter\(predicate\) must be a function without async, got"),
+    (lambda p: p.batch(2).collate(awaited), r"collate\(fn\) must be a function without async, got"),
+    (lambda p: p.map(yielded), r"map\(fn\) must be a function that returns, got .*yielded.*; flat_map\(fn\)"),
+    (lambda p: p.filter(yielded), r"filter\(predicate\) must be a function that returns, got .*yielded"),
     (lambda p: p.batch(4, max_tokens=9), r"batch_size\) must be left out where max_tokens is given, got 4"),
     (lambda p: p.batch(4, max_rows=2), "must be given with max_tokens, got"),
     (lambda p: p.batch(4, column="x"), "must be given with max_tokens, got"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Annotated, Any
 
 import numpy as np
@@ -231,6 +232,16 @@ class Each:
 
 def function(value: Any, option: str) -> None:
     require(callable(value), option, "a function", value)
+    waits = iscoroutinefunction(value) or isasyncgenfunction(value)
+    way = "call asyncio.run() in it, or ask with threads: map(fn, num_workers=16)"
+    require(not waits, option, "a function without async", value, way)
+
+
+def returning(value: Any, option: str) -> None:
+    """Of a function that is no generator: what it gives would be an object that is always true."""
+    function(value, option)
+    way = "flat_map(fn) takes one that yields rows"
+    require(not isgeneratorfunction(value), option, "a function that returns", value, way)
 
 
 Count = Annotated[int, Ge(1)]
@@ -242,6 +253,7 @@ ColumnNames = Annotated[str | Sequence[str], column_names]
 Text = Annotated[str, text]
 Schema = Annotated[pa.Schema, checked_schema]
 Function = Annotated[Callable[..., Any], function]
+Returning = Annotated[Callable[..., Any], returning]
 
 
 def need(package: str, feature: str, oldest: str = "") -> None:

@@ -87,6 +87,8 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
             return
         good = isinstance(self.predicate, pc.Expression) or callable(self.predicate)
         self._require(good, "predicate", "a function of one row or a pyarrow.compute expression")
+        if callable(self.predicate):
+            checks.returning(self.predicate, "filter(predicate)")
 
     @made_once
     def _expression(self) -> pc.Expression | None:

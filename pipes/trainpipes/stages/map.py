@@ -14,7 +14,7 @@ from weakref import finalize
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import Function, Natural, Schema, Seed
+from trainpipes._internal.checks import Function, Natural, Returning, Schema, Seed
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
@@ -224,7 +224,7 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
         {"num_workers", "method", "start_method", "executor", "timeout", "schema", "thread_safe"}
     )
 
-    fn: Function
+    fn: Returning
     _: KW_ONLY
     rng: bool = False
     seed: Seed = 0
