@@ -48,8 +48,9 @@ class Quarantine:
 
     Each process writes a file of its own there, ``quarantine-HOST-PID-RANK-WORKER-RANDOM.jsonl``: a line for
     each row with "epoch", "file", "block", "row", "source" (of a mix), "stage", "error" and "value", the row
-    in short. After a resume some rows are read again, and ranks that share a shard read its rows each, so
-    that several lines may name the same row.
+    in short. In a mix "epoch" is that of the source: those of the mix's epoch n begin at n * 2**20. After a
+    resume some rows are read again, and ranks that share a shard read its rows each, so that several lines
+    may name the same row.
 
     Args:
         folder: a path or URL.

@@ -43,6 +43,7 @@ class FoundRow:
         index: the row of the batch, from 0; of a packed one the row that it is packed into.
         m: the batch's number in the epoch over all ranks.
         data_epoch: how often the data was gone through before, where an epoch repeats it; else ``epoch``.
+            In a ``mix`` as ``RowPlace.epoch``.
         seen: whether the run has seen it, where a state is given.
     """
 

@@ -80,7 +80,8 @@ class RowPlace(Place):
         row: in the file, data set or stream, from 0; None for an image.
         source: its name in a ``mix``, or its number in a ``zip``.
         index: the row of the batch, from 0.
-        epoch: from 0; in a ``mix`` that of its source.
+        epoch: from 0; in a ``mix`` that of its source, where those of the mix's epoch n begin at n * 2**20,
+            as do those of pass n of an endless ``repeat``.
     """
 
     index: int = 0
