@@ -59,8 +59,9 @@ class EmptyRounds:
         if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise DataError(
                 f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() or mix() "
-                "would wait forever: check its options, and whether the rows that it keeps stand together in "
-                'the files: then sharding_filter(split="stride") deals them to all shards',
+                "would wait forever: check its options. If the rows that it keeps stand together in the "
+                'files, sharding_filter(split="stride") deals them to all shards; if each n-th row is one, '
+                "another num_shards does",
                 stage=str(stage),
             )
 
