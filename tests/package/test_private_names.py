@@ -438,7 +438,7 @@ def test_a_dataset_has_its_order() -> None:
         tp.from_hf(split_dataset_by_node(whole.to_iterable_dataset(), 0, 2))
 
 
-STEPS = "_ex_iterable ex_iterable ex_iterables BufferShuffled generator iter_arrow"
+STEPS = "_ex_iterable ex_iterable ex_iterables BufferShuffled generator iter_arrow is_typed"
 
 
 @private("datasets", STEPS, "from_hf.py")
@@ -457,6 +457,8 @@ def test_a_stream_has_its_steps() -> None:
     assert not shuffles(stream)
     assert stream._ex_iterable.iter_arrow
     assert stream.filter(bool)._ex_iterable.iter_arrow is None
+    assert stream.filter(bool)._ex_iterable.is_typed
+    assert not stream.remove_columns("n")._ex_iterable.is_typed
     assert all(map(shuffles, (one, one.skip(2), joined)))
     assert HFStream(one).fingerprint() != HFStream(other).fingerprint()
 

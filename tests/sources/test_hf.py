@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from every_stage import SavedRows, chat_tokenizer
 from resuming import check_resume
+from trainpipes.sources import from_hf
 from trainpipes.testing import digest
 
 
@@ -263,6 +264,51 @@ def test_an_iterable_dataset_goes_on_by_its_own_state(name, datasets):
     check_resume(tp.from_hf(make()).batch(90), epochs=2, processes=0)
     loader = DataLoader(pipe.distributed(rank=0, world_size=1), batch_size=None, num_workers=2)
     assert sorted(map(digest, loader)) == sorted(map(digest, pipe))
+
+
+def types_of(table: pa.Table) -> pa.Table:
+    return pa.table({"types": [str(table.schema.remove_metadata())] * len(table)})
+
+
+def test_rows_that_a_filter_of_datasets_keeps_have_the_values_and_types_of_its_features(datasets):
+    value, whole = datasets.Value, {
+        "label": [0, 1, None] * 3, "large": [2**63 - 1, 0, 1] * 3, "small": [-1, None, 7] * 3,
+        "real": [0.1, None, 1e30] * 3, "double": [0.1, float("nan"), None] * 3,
+        "yes": [True, None, False] * 3,
+        "lists": [[[0.5], [], None], None, []] * 3, "chat": [[{"role": "user", "n": None}], [], None] * 3,
+        "text": ["a", None, ""] * 3, "bytes": [b"a", None, b""] * 3,
+    }  # fmt: skip
+    features = {
+        "label": datasets.ClassLabel(names=["no", "yes"]), "large": value("uint64"), "small": value("int8"),
+        "real": value("float32"), "double": value("float64"), "yes": value("bool"),
+        "lists": datasets.List(datasets.List(value("float32"))),
+        "chat": datasets.List({"role": value("string"), "n": value("int64")}),
+        "text": value("large_string"), "bytes": value("binary"),
+    }  # fmt: skip
+    for names in ([*whole], [name for name in whole if name != "bytes"]):  # by Arrow, and not
+        data = datasets.Dataset.from_dict(
+            {name: whole[name] for name in names},
+            features=datasets.Features({name: features[name] for name in names}),
+        ).to_iterable_dataset()
+        kept, rows = tp.from_hf(data.filter(lambda row: True)), tp.from_hf(data)
+        assert digest(list(kept)) == digest(list(rows))
+        types = [list(each.map_batches(types_of, format="arrow")) for each in (kept, rows)]
+        assert types[0] == types[1]
+
+
+def test_a_state_of_filtered_rows_that_were_read_by_arrow_goes_on(datasets, monkeypatch):
+    def made() -> tp.Pipeline:
+        return tp.from_hf(streams(datasets)["filtered"]()).sharding_filter(4).shuffle(50).batch(8)
+
+    with monkeypatch.context() as before:
+        before.setattr(from_hf, "_is_exact", lambda *_: False)
+        batches = iter(made())
+        for _ in range(9):
+            next(batches)
+        state, rest = batches.state_dict(), list(batches)
+    later = made()
+    later.load_state_dict(state)
+    assert digest(list(later)) == digest(rest)
 
 
 def test_a_resume_of_an_iterable_dataset_reads_few_rows_again(datasets):
