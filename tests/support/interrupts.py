@@ -46,6 +46,13 @@ def _is_looked_at(code: CodeType, rooms: tuple[str, ...]) -> bool:
     )
 
 
+def _is_of_ours(frame: FrameType | None, rooms: tuple[str, ...]) -> bool:
+    """Whether a frame is looked at, and not one of pytest's hooks, which keep what is raised there."""
+    while frame is not None and any(part in frame.f_code.co_filename for part in STANDARD):
+        frame = frame.f_back
+    return frame is not None and _is_looked_at(frame.f_code, rooms)
+
+
 def _trace(look: Callable[[Place], None], rooms: tuple[str, ...]) -> Callable[..., Any]:
     before: dict[FrameType, int] = {}
 
@@ -84,7 +91,7 @@ def watched(
 
     def second(frame: FrameType, event: str, _: Any) -> None:
         nonlocal left
-        if raised and event in ("call", "c_return") and _is_looked_at(frame.f_code, rooms):
+        if raised and event in ("call", "c_return") and _is_of_ours(frame, rooms):
             left -= 1
             if not left:
                 raise KeyboardInterrupt
