@@ -25,7 +25,7 @@ from frameworks.runs import Start, check_resumes, plain
 from trainpipes_recipes.prompts import prompts
 
 
-@pytest.mark.parametrize("recipe", ["chat", "packed sft", "preference"])
+@pytest.mark.parametrize("recipe", ["chat", "packed sft", "preference", "reward"])
 def test_batches_of_recipes_go_on(tmp_path: Path, recipe: str) -> None:
     # Of 20 batches in an epoch.
     check_resumes(runs.train, tmp_path, recipe, ranks=1, every=3, holds=(4, 22), max_steps=24)
@@ -93,12 +93,41 @@ def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_rewards_of_pairs_are_those_that_trl_gives_rows_of_text(tmp_path: Path) -> None:
+    import trl
+
+    from trainpipes.integrations.trl import RewardTrainer
+
+    pairs = [
+        {"prompt": f"{n} =", "chosen": "c" * (n % 5 + 1), "rejected": "r" * (n % 3 + 1)}
+        for n in range(11)
+    ]
+    options = runs.usual(str(tmp_path), per_device_eval_batch_size=4, max_steps=1)
+    tokenizer = runs.tokenizer()
+    tokenizer.pad_token = "<unk>"  # of an id that is not 0
+    pipe = tp.recipe(
+        "preference", tp.from_dataset(pairs), tokenizer, batch_size=4, train=False, num_shards=1
+    )
+    found = []
+    for trainer, data in (RewardTrainer, pipe), (trl.RewardTrainer, Dataset.from_list(pairs)):
+        made = trainer(
+            model=runs.model(scores=True), args=trl.RewardConfig(**options), processing_class=tokenizer,
+            train_dataset=data, eval_dataset=data,
+        )  # fmt: skip
+        scores = made.evaluate()
+        found.append([scores[f"eval_{name}"] for name in ("loss", "min_reward", "max_reward")])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 #: The trainer, what it trains on, its arguments, others of its options, and what is said.
 REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[], Any]], str]] = [
     ("SFT", lambda: runs.batches("preference"), {}, {},
      "a batch of SFTTrainer must be one with input_ids, labels, as the recipe sft makes it"),
     ("DPO", lambda: runs.batches("sft"), {}, {"ref_model": runs.model},
      "a batch of DPOTrainer must be one with chosen_input_ids, rejected_input_ids, chosen_labels"),
+    ("Reward", lambda: runs.batches("sft"), {}, {},
+     "a batch of RewardTrainer must be one with chosen_input_ids, rejected_input_ids, chosen_labels"),
     ("SFT", lambda: tp.Loader(runs.batches("sft")), {}, {}, "write train_dataset=pipe"),
     ("SFT", lambda: runs.batches("sft").map(runs.without_labels), {}, {},
      "a batch of SFTTrainer must be one with labels, as the recipe sft makes it"),
@@ -127,8 +156,8 @@ def test_what_does_not_fit_is_refused(
     arguments = getattr(trl, f"{kind}Config")(**runs.usual(str(tmp_path), max_steps=2, **given))
     with pytest.raises(tp.TrainpipesError, match=re.escape(said)):
         getattr(ours, f"{kind}Trainer")(
-            model=runs.model(), args=arguments, train_dataset=data(), processing_class=runs.tokenizer(),
-            **{name: made() for name, made in more.items()},
+            model=runs.model(scores=kind == "Reward"), args=arguments, train_dataset=data(),
+            processing_class=runs.tokenizer(), **{name: made() for name, made in more.items()},
         ).train()  # fmt: skip
 
 

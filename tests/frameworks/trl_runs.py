@@ -34,7 +34,7 @@ def batches(kind: str) -> tp.Pipeline:
         data = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(ROWS)]
         packed = {"packed": True, "max_length": 48} if "packed" in kind else {}
         return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **packed, **SHAPE)
-    if kind == "preference":
+    if kind in ("preference", "reward"):
         data = [
             {"prompt": f"{n} =", "chosen": WORDS[: n % 7 + 1], "rejected": "n"} for n in range(ROWS)
         ]
@@ -66,13 +66,13 @@ def tokenizer() -> Any:
     )
 
 
-def model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def model(scores: bool = False) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(
+    return (LlamaForSequenceClassification if scores else LlamaForCausalLM)(
         LlamaConfig(
-            vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_labels=1,
             num_attention_heads=2, max_position_embeddings=256, pad_token_id=0, eos_token_id=1,
         )
     )  # fmt: skip
@@ -87,8 +87,8 @@ def usual(folder: str, **more: Any) -> dict[str, Any]:
 
 
 #: The trainer and its arguments for each kind of batches.
-TRAINERS = {"preference": ("DPOTrainer", "DPOConfig"), "grpo": ("GRPOTrainer", "GRPOConfig"),
-            "rloo": ("RLOOTrainer", "RLOOConfig")}  # fmt: skip
+TRAINERS = {"preference": ("DPOTrainer", "DPOConfig"), "reward": ("RewardTrainer", "RewardConfig"),
+            "grpo": ("GRPOTrainer", "GRPOConfig"), "rloo": ("RLOOTrainer", "RLOOConfig")}  # fmt: skip
 GENERATION: dict[str, Any] = {
     "num_generations": 2, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0
 }  # fmt: skip
@@ -121,8 +121,9 @@ def train(start: Start) -> dict[str, Any]:
         prompts(batch_size=2 * arguments.steps_per_generation) if generates else batches(start.kind)
     )
     trainer = Told(
-        model=model(), args=arguments, processing_class=tokenizer(), train_dataset=pipe, **made
-    )
+        model=model(start.kind == "reward"), args=arguments, processing_class=tokenizer(),
+        train_dataset=pipe, **made,
+    )  # fmt: skip
     outcome = trainer.go(start)
     return {"steps": outcome["steps"]} if generates else outcome  # it generates anew, otherwise
 

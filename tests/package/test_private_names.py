@@ -593,7 +593,7 @@ def test_the_trainer_counts_rows_of_a_batch() -> None:
 @private("trl", "_prepare_dataset _prepare_inputs", "trl.py")
 def test_trainers_of_trl_have_what_is_overridden() -> None:
     """TRL's trainers take pipelines that make batches."""
-    for name in ("SFTTrainer", "DPOTrainer"):
+    for name in ("SFTTrainer", "DPOTrainer", "RewardTrainer"):
         trainer = resolve_name(f"trl:{name}")
         assert written(f"trl:{name}.__init__", "train_dataset = self._prepare_dataset(")
         _, *names = inspect.signature(trainer._prepare_dataset).parameters

@@ -25,8 +25,8 @@ from datasets import Dataset, IterableDataset  # noqa: E402
 from trainpipes.writers.hf_dataset import pipeline_of  # noqa: E402
 
 __all__ = [
-    "DPOTrainer", "GRPOTrainer", "PipelineDatasetsMixin", "PromptsMixin", "RLOOTrainer", "SFTTrainer",
-    "preference_batch",
+    "DPOTrainer", "GRPOTrainer", "PipelineDatasetsMixin", "PromptsMixin", "RLOOTrainer", "RewardTrainer",
+    "SFTTrainer", "preference_batch",
 ]  # fmt: skip
 
 #: Arguments that a pipeline of batches has itself, and their replacements.
@@ -140,6 +140,29 @@ class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
     def _prepare_inputs(self, inputs: Any) -> Any:
         if "chosen_input_ids" in inputs:
             inputs = preference_batch(inputs)
+        return super()._prepare_inputs(inputs)
+
+
+class RewardTrainer(PipelineDatasetsMixin, trl.RewardTrainer):
+    """A ``trl.RewardTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
+
+    Batches are those of the recipe ``preference``.
+    """
+
+    shown_row: ClassVar[dict[str, Any]] = {"chosen_ids": [0], "rejected_ids": [0]}
+    recipe: ClassVar[str] = "preference"
+
+    def _accepted(self, batch: Any) -> Any:
+        self._need(("chosen_input_ids", "rejected_input_ids", "chosen_labels"), batch)
+        return batch
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if "chosen_input_ids" in inputs:
+            inputs = preference_batch(inputs)
+            # The model finds the last token of a row by the id of padding.
+            padded = inputs["attention_mask"] == 0
+            inputs["input_ids"].masked_fill_(padded, self.processing_class.pad_token_id)
+            del inputs["completion_mask"]
         return super()._prepare_inputs(inputs)
 
 
