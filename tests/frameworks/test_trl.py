@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,24 @@ def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: P
             assert rank[name] == pytest.approx(alone[name], rel=1e-5)
             assert len(set(map(round, rank[name]))) == 1
             assert len(rank[name]) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_of_packed_rows_are_counted_without_padding(tmp_path: Path) -> None:
+    import trl
+
+    from trainpipes.integrations.trl import SFTTrainer
+
+    options = runs.usual(str(tmp_path), max_steps=3, logging_steps=1, save_strategy="no")
+    trainer = SFTTrainer(
+        model=runs.model(), args=trl.SFTConfig(**options), train_dataset=runs.batches("packed sft").repeat(),
+        processing_class=runs.tokenizer(),
+    )  # fmt: skip
+    trainer.train()
+    batches = islice(runs.batches("packed sft").repeat(), 3)
+    wanted = list(accumulate(int((batch["segment_ids"] > 0).sum()) for batch in batches))
+    logged = trainer.state.log_history
+    assert [line["num_tokens"] for line in logged if "num_tokens" in line] == wanted
 
 
 def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:

@@ -601,6 +601,15 @@ def test_trainers_of_trl_have_what_is_overridden() -> None:
     assert written("transformers:Trainer.training_step", "self._prepare_inputs(inputs)")
 
 
+@private("trl", "_metrics _total_train_tokens _tp_size", "trl.py")
+def test_the_trainer_of_trl_counts_tokens() -> None:
+    """``num_tokens`` in TRL's logs counts all packed rows of a batch."""
+    counts = "self._total_train_tokens += num_tokens_in_batch // self._tp_size"
+    noted = '_metrics[mode]["num_tokens"] = [self._total_train_tokens]'
+    assert written("trl:SFTTrainer.compute_loss", counts)
+    assert written("trl:SFTTrainer.compute_loss", noted)
+
+
 # Lightning and Ray
 
 

@@ -115,13 +115,24 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
 
     shown_row: ClassVar[dict[str, Any]] = {"input_ids": [0, 0], "labels": [0, 0]}
     recipe: ClassVar[str] = "sft"
+    _total_train_tokens: Any
 
     def _accepted(self, batch: Any) -> Any:
         self._need(("input_ids", "labels"), batch)
-        batch = super()._accepted(batch)
         if "segment_ids" in batch:  # packed: transformers has other names for what else is there
-            batch = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
-        return batch
+            names = ("input_ids", "labels", "position_ids", "segment_ids")
+            return {name: batch[name] for name in names}
+        return super()._accepted(batch)
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """As TRL says, which would count the tokens of a single packed row of each batch."""
+        segments, before = inputs.pop("segment_ids", None), self._total_train_tokens
+        loss = super().compute_loss(model, inputs, *arguments, **options)
+        if segments is not None and self.model.training:
+            tokens = self.accelerator.gather_for_metrics((segments > 0).sum()).sum().item()
+            self._total_train_tokens = before + tokens // self._tp_size
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return loss
 
 
 class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
