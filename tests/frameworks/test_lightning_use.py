@@ -87,6 +87,21 @@ def test_every_checkpoint_goes_on_with_what_would_have_come(
             assert len(got) == len(expected) - done["total"]["processed"], path.stem
 
 
+@pytest.mark.parametrize("kind", ["counted", "filtered"])
+def test_each_step_has_the_batches_that_it_would_have_had(tmp_path: Path, kind: str) -> None:
+    # 5 does not divide an epoch's batches: its last step has fewer.
+    whole, options = tmp_path / "whole", {"accumulate_grad_batches": 5, "max_epochs": 2}
+    fit(whole, kind, saves=[after_steps], **options)
+    (expected,) = Start(whole, whole).notes()
+    paths = list((whole / "checkpoints").glob("step-*.ckpt"))
+    assert len(paths) == 6
+    for path in paths:
+        step, resumed = int(path.stem.removeprefix("step-")), tmp_path / path.stem
+        fit(resumed, kind, checkpoint=path, **options)
+        (found,) = Start(resumed, resumed).notes()
+        assert found == {at: made for at, made in expected.items() if at[1] >= step}, path.stem
+
+
 @pytest.mark.parametrize("kind", ["counted", "filtered", "packed repeated"])
 def test_what_is_saved_when_fit_is_over_goes_on_with_more_steps(tmp_path: Path, kind: str) -> None:
     whole = fit(tmp_path / "whole", kind, max_steps=30, max_epochs=-1)

@@ -139,8 +139,9 @@ class TrainingLoader:
         iteration, step = iteration_of(self.loader), self.loader._step
         taken, world, current = iteration.upcoming().m, iteration.ranks()[1], self._batches.current
         left, per_rank = batches_left(iteration.plan, taken, step), step // world
-        known = left is not None or step > 0
-        if not (known and self._trainer.fit_loop.restarting and (taken or self._at_end)):
+        ended = self._at_end and not taken and not self._endless
+        known = (left is not None or step > 0) and (taken or self._at_end)
+        if not (self._trainer.fit_loop.restarting and (known or ended)):
             return
         if left is not None:
             done = len(self) - (left // world if taken else 0)
@@ -148,8 +149,8 @@ class TrainingLoader:
             done = current.processed // per_rank * per_rank
         elif taken:
             done = taken // world
-        else:  # the end of an epoch, after a whole step
-            done = -(-current.processed // per_rank) * per_rank
+        else:  # the end of an epoch, which Lightning knows by its length alone
+            done = 0
         more = done - current.processed
         for event in ("ready", "started", "processed", "completed"):
             setattr(current, event, getattr(current, event) + more)
