@@ -185,7 +185,7 @@ PROMISES = (
           where="benchmarks/map_workers.py"),
     least("map in 2 processes, against the same, 0.77 to 0.82", 0.75, alone("map_workers", "processes"),
           where="benchmarks/map_workers.py"),
-    least("2 workers of a Loader, pictures, 1.2 to 1.4 times the same", 1.1,
+    least("2 workers of a Loader, pictures, 1.2 times the same", 1.1,
           alone("map_workers", "a Loader's workers"), where="benchmarks/map_workers.py"),
     least("2 workers of a Loader, 1 ms of Python, against the same, 0.96", 0.85,
           alone("map_workers", "a Loader's workers, Python"), where="benchmarks/map_workers.py"),

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.engine.processes import messages
+from trainpipes.engine.processes import channel
 from trainpipes.testing import digest
 
 BATCHES: list[Any] = [
@@ -181,16 +181,16 @@ def test_large_batches_are_mapped_and_belong_to_whoever_gets_them() -> None:
     del batch, loader
     gc.collect()
     assert most < 30
-    assert not messages._maps
+    assert not channel._maps
 
 
 @pytest.mark.usefixtures("no_processes_left")
 def test_many_large_batches_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST_MAPPED", 5)
+    monkeypatch.setattr(channel, "MOST_MAPPED", 5)
     pipe = tp.from_dataset(range(40)).batch(2).collate(large)
     kept = list(tp.Loader(pipe, num_workers=2))
     assert [digest(batch) for batch in kept] == [digest(batch) for batch in pipe]
-    assert len(messages._maps) <= 5
+    assert len(channel._maps) <= 5
 
 
 def files_made(batch: list[int]) -> dict[str, torch.Tensor]:
@@ -210,6 +210,21 @@ def test_the_memory_of_batches_that_are_gone_is_used_again() -> None:
     assert 0 < max(most) < 40  # of 200 batches
 
 
+def bytes_of_files(batch: list[int]) -> dict[str, torch.Tensor]:
+    """What this process's files in memory take, beside a batch, of which the first is larger."""
+    files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    sizes = [file.stat().st_size for file in files if "trainpipes-batches" in os.readlink(file)]
+    large = torch.zeros((1 << 18) * (64 if batch[0] == 0 else 1), dtype=torch.int64)
+    return {"x": large, "bytes": torch.tensor(sum(sizes))}
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_worker_keeps_no_memory_of_a_batch_that_was_larger_than_others() -> None:
+    pipe = tp.from_dataset(range(240)).batch(1).collate(bytes_of_files)
+    taken = [int(batch["bytes"]) for batch in tp.Loader(pipe, num_workers=1)]
+    assert max(taken) > 2**26 > taken[-1]
+
+
 @pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize("stage", ["collate", "pad_collate"])
 def test_workers_collate_what_their_functions_make(stage: str) -> None:
@@ -218,7 +233,7 @@ def test_workers_collate_what_their_functions_make(stage: str) -> None:
     mapped = []
     for number, batch in enumerate(tp.Loader(pipe, num_workers=2)):
         assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
-        mapped.append(len(messages._maps))
+        mapped.append(len(channel._maps))
     assert min(mapped) > 0
 
 
@@ -285,4 +300,4 @@ def test_without_files_in_memory_batches_come_by_the_socket(
     loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="fork")
     for number, batch in enumerate(loader):
         assert (batch["x"] == 2 * number).all()
-        assert not messages._maps
+        assert not channel._maps

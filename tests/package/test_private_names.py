@@ -31,6 +31,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
@@ -232,6 +233,20 @@ def test_a_worker_of_a_loader_stacks_into_its_own_memory() -> None:
     """``default_collate`` makes no file of torch's for each batch, which would be copied once more."""
     pipe = tp.from_dataset(range(ROWS)).batch(2).map(stacks, version="1")
     assert list(tp.Loader(pipe, num_workers=2)) == [False] * (ROWS // 2)
+
+
+def test_a_worker_collates_tensors_as_the_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def added(tensors: Any, *, collate_fn_map: Any) -> Any:
+        return sum(tensors)
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, added)
+    pipe = tp.from_dataset(range(ROWS)).batch(2).collate(of_tensors)
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="fork")
+    assert list(loader) == [1, 5, 9, 13]
+
+
+def of_tensors(batch: list[int]) -> Any:
+    return default_collate([torch.tensor(n) for n in batch])
 
 
 def stacks(batch: list[int]) -> bool:

@@ -24,9 +24,9 @@ from torch.utils.data._utils import worker as torch_worker
 import trainpipes as tp
 from trainpipes.engine.iterating import lookahead
 from trainpipes.engine.processes import loader_workers
+from trainpipes.engine.processes.channel import pickled, unpickled
 from trainpipes.engine.processes.executors import Processes
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
-from trainpipes.engine.processes.messages import pickled, unpickled
 from trainpipes.engine.processes.stage_calls import StageCall
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]

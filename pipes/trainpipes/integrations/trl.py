@@ -135,46 +135,47 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
         return loss
 
 
-class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
+class _PairsMixin(PipelineDatasetsMixin):
+    """Takes batches of the recipe ``preference``."""
+
+    recipe: ClassVar[str] = "preference"
+
+    def _accepted(self, batch: Any) -> Any:
+        self._need(("chosen_input_ids", "rejected_input_ids", "chosen_labels"), batch)
+        return batch
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if "chosen_input_ids" in inputs:
+            inputs = self._of_pairs(preference_batch(inputs))
+        return super()._prepare_inputs(inputs)
+
+    def _of_pairs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+class DPOTrainer(_PairsMixin, trl.DPOTrainer):
     """A ``trl.DPOTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipe ``preference``.
     """
 
     shown_row: ClassVar[dict[str, Any]] = {"prompt": "", "chosen": "", "rejected": ""}
-    recipe: ClassVar[str] = "preference"
-
-    def _accepted(self, batch: Any) -> Any:
-        self._need(("chosen_input_ids", "rejected_input_ids", "chosen_labels"), batch)
-        return batch
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        if "chosen_input_ids" in inputs:
-            inputs = preference_batch(inputs)
-        return super()._prepare_inputs(inputs)
 
 
-class RewardTrainer(PipelineDatasetsMixin, trl.RewardTrainer):
+class RewardTrainer(_PairsMixin, trl.RewardTrainer):
     """A ``trl.RewardTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipe ``preference``.
     """
 
     shown_row: ClassVar[dict[str, Any]] = {"chosen_ids": [0], "rejected_ids": [0]}
-    recipe: ClassVar[str] = "preference"
 
-    def _accepted(self, batch: Any) -> Any:
-        self._need(("chosen_input_ids", "rejected_input_ids", "chosen_labels"), batch)
+    def _of_pairs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        # The model finds the last token of a row by the id of padding.
+        padded = batch["attention_mask"] == 0
+        batch["input_ids"].masked_fill_(padded, self.processing_class.pad_token_id)
+        del batch["completion_mask"]
         return batch
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        if "chosen_input_ids" in inputs:
-            inputs = preference_batch(inputs)
-            # The model finds the last token of a row by the id of padding.
-            padded = inputs["attention_mask"] == 0
-            inputs["input_ids"].masked_fill_(padded, self.processing_class.pad_token_id)
-            del inputs["completion_mask"]
-        return super()._prepare_inputs(inputs)
 
 
 class PromptsMixin(PipelineTrainerMixin):

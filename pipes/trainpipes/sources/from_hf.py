@@ -264,7 +264,7 @@ class HFReader(StreamReader):
         # Rows that a function of its own saw are Python's: datasets finds types for each anew, and joins none
         # that differ, as where a value is null.
         self._joins = schema is not None and not (as_rows or dataset._ex_iterable.iter_arrow)
-        self._form = {"format": "python"} if as_rows and schema is not None else {}
+        self._as_lists = schema is not None and as_rows
         self._batches = iter(dataset.iter(batch_size=1 if self._joins else BATCH_ROWS))
         if rows:
             self._next()
@@ -282,12 +282,13 @@ class HFReader(StreamReader):
         return True
 
     def _batch_after(self) -> Any:
-        if not self._joins:
-            batch = next(self._batches, None)
-            is_of_lists = isinstance(batch, dict) and self._schema is not None
-            return pa.Table.from_pydict(batch, self._schema) if is_of_lists else batch
-        rows = [fitted(row, self._schema) for row in islice(self._batches, BATCH_ROWS)]
-        return pa.concat_tables(rows).combine_chunks() if rows else None
+        if self._joins:
+            rows = [fitted(row, self._schema) for row in islice(self._batches, BATCH_ROWS)]
+            return pa.concat_tables(rows).combine_chunks() if rows else None
+        batch = next(self._batches, None)
+        if self._as_lists and batch is not None:
+            return pa.Table.from_pydict(batch, self._schema)
+        return batch
 
     def read(self, rows: int) -> Payload | None:
         if (self._batch is None or self._used >= len(self._batch)) and not self._next():
@@ -299,4 +300,5 @@ class HFReader(StreamReader):
         return part
 
     def state(self) -> dict[str, Any]:
-        return {"dataset": self._start, "rows": self._used, **self._form}
+        form = {"format": "python"} if self._as_lists else {}
+        return {"dataset": self._start, "rows": self._used, **form}

@@ -22,7 +22,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.locks import Flag, get, wait_for
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling import Answer, RowCall, ThreadMap
-from trainpipes.engine.processes.messages import Channel, Message, pickled, unpickled
+from trainpipes.engine.processes.channel import Channel, Message, pickled, unpickled
 from trainpipes.engine.processes.process_worker import Call, portable, work
 from trainpipes.engine.processes.worker_pool import (
     NO_PICKLE,

@@ -23,7 +23,7 @@ import torch
 
 from trainpipes._internal.locks import start
 from trainpipes.engine.calling import Answer, RowCall
-from trainpipes.engine.processes.messages import Channel, Message, pickled, unpickled
+from trainpipes.engine.processes.channel import Channel, Message, pickled, unpickled
 from trainpipes.errors import DataError, TrainpipesError, WorkerError
 from trainpipes.interfaces.watched_calls import AtWork, Place, set_current
 

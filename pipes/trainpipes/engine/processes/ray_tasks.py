@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.messages import log_once
+from trainpipes.engine.processes.channel import Message, pickled, unpickled
 from trainpipes.engine.processes.executors import ProcessWorker, use_threads
-from trainpipes.engine.processes.messages import Message, pickled, unpickled
 from trainpipes.engine.processes.process_worker import Call, answer_to, portable
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError

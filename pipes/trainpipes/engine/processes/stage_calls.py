@@ -266,7 +266,9 @@ def _tell_torch(worker: int, workers: int) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker, num_workers=workers, seed=os.getpid(), dataset=no_dataset
     )
-    torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
+    collates = torch_collate.default_collate_fn_map
+    if collates[torch.Tensor] is torch_collate.collate_tensor_fn:  # and not a program's own
+        collates[torch.Tensor] = _stacked
 
 
 def _stacked(tensors: Any, **how: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling import Answer
-from trainpipes.engine.processes.messages import Message, pickled, unpickled
+from trainpipes.engine.processes.channel import Message, pickled, unpickled
 from trainpipes.engine.processes.process_worker import Call
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.interfaces.quarantine import Failed

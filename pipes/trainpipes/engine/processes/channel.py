@@ -25,14 +25,13 @@ LARGE = 1 << 14
 #: Bytes of large arrays from which on they travel as a file in memory; how many such files are mapped at
 #: once; what their buffers are aligned to.
 SHARED, MOST_MAPPED, ALIGNED = 1 << 20, 256, 64
-_maps: set[ref[mmap.mmap]] = set()
-#: How often this process has forked.
-_forks = 0
-
 #: Answers after which a file that none of them used goes.
 RARELY = 64
 #: How a message begins: how many parts it has, how many files were let go of, and the number of its own file.
 HEADER, NO_FILE = struct.Struct("<3q"), 0
+#: Files of others that this process has mapped, and how often it has forked.
+_maps: set[ref[mmap.mmap]] = set()
+_forks = 0
 
 #: A pickle, and the buffers that it leaves out.
 Message: TypeAlias = "list[Any]"
