@@ -205,7 +205,8 @@ def test_one_dead_server_is_not_asked_for_every_file(tmp_path):
         server.fault = lambda method, *_: None if method == "HEAD" else (403, {})
         with pytest.raises(tp.UnreachableError):
             len(tp.list_files(urls).read_parquet().batch(2))
-        assert sum(asked.startswith("GET") for asked in server.asked) <= 64
+        # A slow request is asked for twice, side by side.
+        assert len({asked for asked in server.asked if asked.startswith("GET")}) <= 64
 
 
 def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(server):
