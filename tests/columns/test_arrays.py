@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,6 +152,16 @@ def test_gathered_rows_are_those_at_the_numbers(rows, data):
     assert found.type == rows.type
     assert found.to_pylist() == [values[n] for n in index]
     assert table.column(1).to_pylist() == found.to_pylist()
+
+
+@given(st.lists(st.none() | st.integers(0, 2), max_size=12), st.data())
+def test_run_ends_are_gathered_as_other_rows_are(values, data):
+    rows = pc.run_end_encode(pa.array(values, pa.int64()))
+    numbers = st.lists(st.integers(0, len(values) - 1), max_size=30) if values else st.just([])
+    index = np.array(data.draw(numbers), np.int64)
+    found = gathered(pa.table({"y": values, "x": rows}), index)["x"]
+    assert found.type == rows.type
+    assert found.to_pylist() == [values[n] for n in index]
 
 
 @given(dtypes, st.lists(small, max_size=20))

@@ -7,6 +7,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -77,6 +78,19 @@ def test_every_value_is_read_as_what_it_was(rows, first, count):
         (pa.array([90], pa.duration("s")), ["90"]),
         (pa.nulls(2), ["null", "null"]),
         (pa.array([{}, None], pa.struct([])), ["{}", "null"]),
+        (pa.array([[1], None, []], pa.list_view(pa.int32())), ["[1]", "null", "[]"]),
+        (pa.array([[Decimal("1.5"), None], None], pa.large_list_view(pa.decimal128(3, 1))),
+         ['["1.5",null]', "null"]),
+        (pa.array([[[1], None], None], pa.list_view(pa.list_view(pa.int8()))),
+         ["[[1],null]", "null"]),
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8).reshape(2, 2, 2)),
+         ["[[0,1],[2,3]]", "[[4,5],[6,7]]"]),
+        (pa.array(['{"a": [1, null]}', None, "[]"], pa.json_()), ['{"a":[1,null]}', "null", "[]"]),
+        (pa.ListArray.from_arrays([0, 1, 1], pa.array(['"a"'], pa.json_())), ['["a"]', "[]"]),
+        (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None], pa.int8())),
+         ["true", "false", "null"]),
+        (pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array([5, None])),
+         ["5", "5", "null"]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip

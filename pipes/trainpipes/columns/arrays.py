@@ -195,6 +195,26 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
+def views_to_lists(array: pa.Array) -> pa.Array:
+    """The same lists without list views, at any depth; Arrow's cast makes invalid arrays where one is null.
+
+    >>> views_to_lists(pa.array([[1], None, []], pa.list_view(pa.int32()))).to_pylist()
+    [[1], None, []]
+    """
+    kind, is_ = array.type, pa.types
+    if not holds(kind, is_.is_list_view, is_.is_large_list_view):
+        return array
+    if is_.is_struct(kind):
+        inner = [views_to_lists(pc.struct_field(array, n)) for n in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, kind.names, mask=array.is_null())
+    if not hasattr(kind, "value_field") or is_.is_map(kind):
+        return array
+    lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0))
+    ends = to_arrow(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    values = views_to_lists(array.flatten())
+    return pa.LargeListArray.from_arrays(ends, values, mask=array.is_null())
+
+
 Made = TypeVar("Made")
 
 
@@ -232,10 +252,13 @@ T = TypeVar("T", pa.Table, pa.RecordBatch, pa.Array)
 
 
 def gathered(rows: T, index: IntArray) -> T:
-    """The rows at ``index``; views, for which Arrow has no ``take``, come as text and bytes."""
-    if not isinstance(rows, pa.Array) and any(map(_has_numbers, rows.schema.types)):
+    """The rows at ``index``, also of views and run ends, for which Arrow has no ``take``."""
+    if not isinstance(rows, pa.Array) and any(map(_is_gathered_alone, rows.schema.types)):
         columns = [gathered(one_chunk(column), index) for column in rows.columns]
         return type(rows).from_arrays(columns, schema=rows.schema)
+    if isinstance(rows, pa.Array) and pa.types.is_run_end_encoded(rows.type):
+        taken = gathered(pc.run_end_decode(rows), index)
+        return pc.run_end_encode(taken, run_end_type=rows.type.run_end_type)
     places = to_arrow(index)
     if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
         lists = _gathered_numbers(rows, places)
@@ -267,6 +290,10 @@ def parts_of(
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return parts, back
+
+
+def _is_gathered_alone(kind: pa.DataType) -> bool:
+    return _has_numbers(kind) or pa.types.is_run_end_encoded(kind)
 
 
 def _has_numbers(kind: pa.DataType) -> bool:

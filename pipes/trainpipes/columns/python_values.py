@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -270,15 +270,18 @@ def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
     return [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Python values of a column; of Arrow's JSON type, at any depth, the decoded texts.
+def python_values(
+    column: pa.Array | pa.ChunkedArray, maps: Literal["strict"] | None = None
+) -> list[Any]:
+    """Python values of a column; of Arrow's JSON type, at any depth, the decoded texts. ``maps="strict"``
+    makes dicts of maps.
 
     >>> import pyarrow as pa
     >>> texts = pa.array(['{"role": "user", "content": ["a", 1]}', None], pa.json_())
     >>> python_values(texts)
     [{'role': 'user', 'content': ['a', 1]}, None]
     """
-    values: list[Any] = column.to_pylist()
+    values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
     decode = _decoder(column.type)
     return values if decode is None else [decode(value) for value in values]
 

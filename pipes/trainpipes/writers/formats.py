@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes.columns.arrays import holds, is_text
+from trainpipes.columns.arrays import holds, is_text, one_chunk, views_to_lists
 from trainpipes.columns.block import BadCell
+from trainpipes.columns.python_values import python_rows, python_values
 from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import DataError, SchemaError
@@ -254,17 +256,25 @@ class _JsonLines:
 
 
 def lines_of(table: pa.Table) -> bytes:
-    columns = []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        kind = _json_type(field.type, field.name)
-        columns.append(column if kind == field.type else column.cast(kind))
-    # Much slower, so that it is asked for where there are maps.
-    maps = "strict" if any(holds(column.type, is_.is_map) for column in columns) else None
-    rows = pa.Table.from_arrays(columns, table.column_names).to_pylist(maps_as_pydicts=maps)
+    columns = [*map(_json_values, table.schema, table.columns)]
+    rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
     try:
         return "".join([f"{ENCODE(row)}\n" for row in rows]).encode()
     except ValueError:
         raise next(filter(None, map(_bad_cell, range(len(rows)), rows))) from None
+
+
+def _json_values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
+    kind = _json_type(field.type, field.name)
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        arrays = [row[field.name] for row in python_rows(pa.table({field.name: column}))]
+        return [None if array is None else array.tolist() for array in arrays]
+    if is_.is_run_end_encoded(field.type):
+        column = pc.run_end_decode(one_chunk(column))
+    if kind != column.type:
+        column = views_to_lists(one_chunk(column)).cast(kind)
+    # Dicts of maps are much slower to make.
+    return python_values(column, "strict" if holds(column.type, is_.is_map) else None)
 
 
 def _bad_cell(number: int, row: dict[str, Any]) -> BadCell | None:
@@ -285,8 +295,14 @@ PLAIN = (is_.is_null, is_.is_boolean, is_.is_integer, is_.is_floating, is_text)
 
 
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
+    if isinstance(kind, pa.JsonType):
+        return kind
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
     if isinstance(kind, pa.BaseExtensionType):
         return _json_type(kind.storage_type, column)
+    if is_.is_run_end_encoded(kind):
+        return _json_type(kind.value_type, column)
     if is_.is_dictionary(kind):
         return _json_type(kind.value_type, column)
     if is_.is_duration(kind):
