@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from PIL import Image
 
 import trainpipes as tp
 
@@ -102,6 +103,17 @@ def test_other_files_are_no_images_and_labels_may_be_left_out(tmp_path):
     assert len(list(kept)) == 7
     with pytest.raises(tp.MissingFilesError):
         list(tp.read_images(tree(tmp_path / "none", ["a.txt"])))
+
+
+def test_every_kind_of_image_that_is_decoded_is_listed(tmp_path):
+    kinds = ["jpg", "jpe", "jfif", "png", "webp", "gif", "avif", "bmp", "tif", "ppm", "jp2"]
+    for label, kind in enumerate(kinds):
+        place = tmp_path / f"{label:02} {kind}"
+        place.mkdir()
+        Image.new("RGB", (8, 4), (label, 0, 0)).save(place / f"a.{kind}", lossless=True)
+    rows = list(tp.read_images(tmp_path).decode_image("bytes"))
+    assert [row["label"] for row in rows] == [*range(len(kinds))]
+    assert [row["image"].shape for row in rows] == [(3, 4, 8)] * len(kinds)
 
 
 def test_classes_on_a_server_are_the_same(tmp_path):

@@ -328,10 +328,10 @@ NAMES = ("file_name", "filename", "file", "path", "image")
 class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
-    A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
-    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``, for ``decode_image`` after the shuffle. With
-    ``labels="folder"`` they also have ``class``, the folder's name, and ``label``, its number by name, and
-    come class by class as in torchvision's ``ImageFolder``.
+    A folder stands for its images (``.jpg``, ``.jpeg``, ``.jpe``, ``.jfif``, ``.png``, ``.webp``, ``.gif``,
+    ``.avif``, ``.bmp``, ``.tif``, ``.tiff``, ``.ppm``, ``.pgm``, ``.jp2``). Rows have ``path`` and ``bytes``,
+    for ``decode_image`` after the shuffle. With ``labels="folder"`` they also have ``class``, the folder's
+    name, and ``label``, its number by name, and come class by class as in torchvision's ``ImageFolder``.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of image names (``file_name``, ``filename``,

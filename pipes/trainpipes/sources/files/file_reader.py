@@ -224,6 +224,7 @@ class FileBlocks(RowSource):
         return lines
 
 
+IMAGES = ".jpg .jpeg .jpe .jfif .png .webp .gif .avif .bmp .tif .tiff .ppm .pgm .jp2"
 #: What reads files, by the ends of their names.
 READERS = {
     "read_parquet": (".parquet", ".pq"),
@@ -233,7 +234,7 @@ READERS = {
     "read_text": (".txt", ".text", ".md"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
-    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
+    "read_images": tuple(IMAGES.split()),
 }
 #: Ends of the names of compressed files, after those of the format, and the readers of such files.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
