@@ -263,7 +263,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "negative indices": (lambda: SubsetRandomSampler([1, -2]), "got -2"),
     "another sampler in batches": (lambda: BatchSampler([1], 2), "torch's BatchSampler"),
     "batches of nothing": (lambda: BatchSampler(SequentialSampler(3), 0), "1 or more"),
-    "a rank that is none": (lambda: DistributedSampler(9, 3, 3), "0 to 3 - 1"),
+    "a rank that is none": (lambda: DistributedSampler(9, 3, 3), "0 to 2, got 3"),
     "no rows to go through": (lambda: list(RandomSampler()), "does not know how many rows"),
     "draws from nothing": (lambda: list(tp.from_dataset([], RandomSampler(num_samples=3))), "without rows"),
     "keys of a dict": (lambda: tp.from_dataset({"cat": 3}), r"give sampler=list\(dataset\), or"),
@@ -706,3 +706,30 @@ def test_rows_that_are_not_there_are_never_drawn(index):
 def test_a_sampler_and_a_batch_sampler_are_not_given_at_once() -> None:
     with pytest.raises(tp.ConfigError, match="must have a sampler or a batch_sampler, got both"):
         tp.from_dataset([1], sampler=[0], batch_sampler=[[0]])
+
+
+class Lossy(Squares):
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        return [self[key] for key in keys if key != 3]
+
+
+class Stops(Squares):
+    def __getitem__(self, key: int) -> int:
+        if key == 3:
+            raise StopIteration
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("order", [{}, {"sampler": [1, 3]}, {"batch_sampler": [[1], [2, 3]]}])
+def test_a_dataset_that_gives_fewer_rows_than_it_is_asked_for_is_an_error(order):
+    with pytest.raises(tp.DataError, match=r"a row for each index, got \d+ rows for \d+"):
+        list(tp.from_dataset(Lossy(), **order))
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(tp.from_dataset(Stops(), **order))
+
+
+@pytest.mark.parametrize("keys", [map(int, "012"), (n for n in [1]), iter([0])])
+@pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
+def test_what_has_no_second_epoch_is_no_sampler(option, keys):
+    with pytest.raises(tp.ConfigError, match="empty after one epoch: give list"):
+        tp.from_dataset(Squares(), **{option: keys})

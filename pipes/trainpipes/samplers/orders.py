@@ -376,7 +376,8 @@ class DistributedSampler(RowSampler):
         if num_replicas is not None:
             whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
         good = rank is None or 0 <= rank < (num_replicas or rank + 1)
-        require(good, "DistributedSampler(rank)", f"0 to {num_replicas} - 1", rank)
+        rule = f"0 to {num_replicas - 1}" if num_replicas else "0 or more"
+        require(good, "DistributedSampler(rank)", rule, rank)
         self.num_replicas = num_replicas
         self.rank = rank
         self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")

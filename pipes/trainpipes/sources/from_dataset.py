@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 from trainpipes._internal import callers, checks, locks
 from trainpipes._internal.checks import IntArray, Schema
@@ -23,7 +23,7 @@ from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, shown
+from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import source
 from trainpipes.interfaces.options import identify, instead, show
 from trainpipes.interfaces.read_columns import blame
@@ -247,6 +247,10 @@ class FromDataset(Source, gives="objects", holds_data=True):
             ``collate``.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
+    Raises:
+        ConfigError: an option does not fit.
+        DataError: ``__getitems__`` returns more or fewer rows than it was asked for.
+
     >>> import trainpipes as tp
     >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
     [['a', 'b'], ['c']]
@@ -284,6 +288,8 @@ class FromDataset(Source, gives="objects", holds_data=True):
             )
         option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
+        if isinstance(self.keys, Iterator) and not isinstance(self.keys, Sized | Sampler):
+            good, way = False, "an iterator is empty after one epoch: give list(...) of it"
         self._require(good and not way, option, "an iterable of indices", way)
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
@@ -363,7 +369,18 @@ class Fetch(RunStage, holds_data=True):
 
     def _rows(self, keys: list[Any], one_by_one: Iterable[Any]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
-        return list(map(self.dataset.__getitem__, one_by_one)) if many is None else list(many(keys))
+        if many is None:
+            one = self.dataset.__getitem__
+            return [
+                one(key) for key in one_by_one
+            ]  # map() would take its StopIteration for the end
+        if len(rows := list(many(keys))) != len(keys):
+            raise DataError(
+                f"{type(self.dataset).__name__}.__getitems__ must return a row for each index, got "
+                f"{len(rows):,} rows for {len(keys):,}; raise an error for what it cannot read, and leave "
+                "rows out with filter()"
+            )
+        return rows
 
     def __repr__(self) -> str:
         return f"{type(self.dataset).__name__}[…]"
