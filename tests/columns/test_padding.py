@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +111,29 @@ def test_what_it_cannot_pad_it_refuses(
     with pytest.raises(error, match=message):
         pad_sequences(sequences, **options)
     assert issubclass(error, ValueError)  # as Keras raises
+
+
+@pytest.mark.parametrize(
+    ("sequences", "options", "said"),
+    [
+        ([[1], np.array([2**40])], {}, r"position 1 .* int32: 1099511627776 is not within"),
+        ([np.array([1]), np.array([-1])], {"dtype": "uint8"}, r"position 1 .*-1 is not within 0 to"),
+        ([torch.tensor([300])], {"dtype": "uint8"}, r"position 0 .*300 is not within 0 to 255"),
+        ([[1], [300]], {"dtype": "uint8"}, r"position 1 .*300"),
+        ([np.array([1.0, np.nan])], {}, "position 0 makes no array of int32"),
+        ([[1], [None]], {}, "position 1 makes no array of int32"),
+        (pa.array([[1], None]), {}, "got .*None.* at position 1, which has no length"),
+    ],
+)  # fmt: skip
+def test_a_value_that_the_dtype_does_not_hold_is_named_and_becomes_no_other(
+    sequences, options, said
+):
+    with pytest.raises(DataError, match=said):
+        pad_sequences(sequences, **options)
+
+
+def test_a_value_to_fill_in_that_the_dtype_does_not_hold_is_refused():
+    with pytest.raises(ConfigError, match="value must be one that uint8 holds, got 300"):
+        pad_sequences([[1]], value=300, dtype="uint8")
+    mixed = [np.array([1], np.int64), np.array([2**63], np.uint64), [3]]
+    assert pad_sequences(mixed, dtype="uint64").tolist() == [[1], [2**63], [3]]

@@ -5,6 +5,7 @@ Keras makes them (``pad_sequences``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Literal
@@ -235,6 +236,10 @@ def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Arra
     return content.view(values.dtype).reshape(-1, *values.shape[1:]), np.diff(edges) // unit
 
 
+#: What NumPy raises for values that a dtype does not hold.
+UNFIT = (ValueError, TypeError, OverflowError, FloatingPointError)
+
+
 def pad_sequences(
     sequences: Sequence[Any],
     maxlen: int | None = None,
@@ -258,7 +263,8 @@ def pad_sequences(
 
     Raises:
         ConfigError: an option is none of those above, or ``value`` does not go with ``dtype``.
-        DataError: a sequence has no length, or its values another shape than the first's.
+        DataError: a sequence has no length, its values another shape than the first's, or ``dtype`` does
+            not hold one of them (fractions of floats are cut off).
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]])
     array([[0, 0, 1],
@@ -278,6 +284,11 @@ def pad_sequences(
             f"value {value!r} is a string, which dtype {np.dtype(dtype)} cannot hold; for strings "
             "of any length pass dtype=object"
         )
+    try:
+        _cast(np.asarray(value), dtype)
+    except UNFIT as error:
+        said = f"value must be one that {np.dtype(dtype)} holds, got {shown(value)} ({error})"
+        raise ConfigError(said) from None
     lengths = _lengths(sequences)
     if maxlen is None:
         if not len(lengths):
@@ -296,36 +307,66 @@ def _lengths(sequences: Sequence[Any]) -> IntArray:
     try:
         return np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
     except TypeError:
-        place, value = next((k, s) for k, s in enumerate(sequences) if not hasattr(s, "__len__"))
+        place, value = next((k, s) for k, s in enumerate(sequences) if not _has_length(s))
         raise DataError(
             f"sequences is a list of sequences, got {shown(value)} at position {place}, which has no length"
         ) from None
+
+
+def _has_length(value: Any) -> bool:
+    try:
+        return len(value) >= 0
+    except TypeError:
+        return False
 
 
 def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
     filled = [k for k, s in enumerate(sequences) if len(s)]
     if not filled:
         return np.empty(0, dtype=dtype)
-    first = _array(sequences, filled[0], None)
+    first = _array(sequences[filled[0]], filled[0], None)
     plain = all(type(s) is list or type(s) is tuple for s in sequences)
     if plain and first.ndim == 1 and np.dtype(dtype).kind in "iufb":
         try:
             return np.fromiter(chain.from_iterable(sequences), dtype=dtype, count=count)
-        except (TypeError, ValueError):
-            pass  # values of several shapes, which the slower way names
+        except (TypeError, ValueError, OverflowError):
+            pass  # values of several shapes, or that do not fit, which the slower way names
     arrays = []
     for k in filled:
-        arrays.append(_array(sequences, k, dtype))
+        # Arrays are cast as a whole: to look whether the numbers fit takes longer for each than the rest.
+        arrays.append(_array(sequences[k], k, None if hasattr(sequences[k], "dtype") else dtype))
         if arrays[-1].shape[1:] != first.shape[1:]:
             raise DataError(
                 f"all values have the shape of the first, {first.shape[1:]}, got "
                 f"{arrays[-1].shape[1:]} in the sequence at position {k}"
             )
-    return np.concatenate(arrays)
+    if all(array.dtype == arrays[0].dtype for array in arrays):
+        with suppress(*UNFIT):
+            return _cast(np.concatenate(arrays), dtype)
+    return np.concatenate(
+        [_array(array, k, dtype) for k, array in zip(filled, arrays, strict=True)]
+    )
 
 
-def _array(sequences: Sequence[Any], k: int, dtype: npt.DTypeLike | None) -> Array:
+def _array(sequence: Any, place: int, dtype: npt.DTypeLike | None) -> Array:
     try:
-        return np.asarray(sequences[k], dtype=dtype)
-    except ValueError as error:
-        raise DataError(f"the sequence at position {k} makes no array: {error}") from error
+        if dtype is None or not hasattr(sequence, "dtype"):
+            return np.asarray(sequence, dtype=dtype)
+        return _cast(sequence, dtype)
+    except UNFIT as error:
+        kind = "" if dtype is None else f" of {np.dtype(dtype)}"
+        raise DataError(
+            f"the sequence at position {place} makes no array{kind}: {error}"
+        ) from error
+
+
+def _cast(array: Array, dtype: npt.DTypeLike) -> Array:
+    """An array in another dtype; raises OverflowError or FloatingPointError for what it has no number for."""
+    wanted = np.dtype(dtype)
+    if array.dtype.kind in "iu" and wanted.kind in "iu" and not np.can_cast(array.dtype, wanted):
+        bounds = np.iinfo(wanted)
+        for value in (array.min(), array.max()) if array.size else ():
+            if not bounds.min <= value <= bounds.max:
+                raise OverflowError(f"{value} is not within {bounds.min} to {bounds.max}")
+    with np.errstate(invalid="raise"):
+        return array.astype(wanted, copy=False)
