@@ -148,15 +148,18 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             by_opener = stage.name == opener_of(stages).name
-            way = f"put {stage.name}() after {caller}(), for all sources"
+            several = caller != "windows"
+            way = f"put {stage.name}() after {caller}()" + ", for all sources" * several
             if isinstance(stage, kinds.ShuffleStage) and caller == "concat":
                 way += (
                     '; or go through one after the other, each shuffled in itself, by mix({"a": a, "b": b}, '
                     'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
                 )
+            if by_opener:
+                way = "leave that option out, or write the rows to files first"
+            where = f" in source {number}" * several
             raise ConfigError(
-                f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
-                f"epoch: {'leave that option out, or write the rows to files first' if by_opener else way}"
+                f"{caller}(...): {stage}{where} does not keep each row as it is read, in every epoch: {way}"
             )
 
 

@@ -182,6 +182,9 @@ class FromTensors(Source, random_access=True):
         except (RuntimeError, TypeError, ValueError) as error:
             rule = "tensors, arrays or lists of numbers"
             raise checks.wrong("from_tensors(...)", rule, self.tensors, str(error)) from error
+        dense = all(t.layout is torch.strided for t in converted)
+        layouts = [str(t.layout) for t in converted]
+        checks.require(dense, "from_tensors(...)", "dense tensors, such as x.to_dense()", layouts)
         shapes = [tuple(t.shape) for t in converted]
         alike = all(shapes) and len({s[0] for s in shapes if s}) < 2
         checks.require(alike, "from_tensors(...)", "tensors of the same first dimension", shapes)
