@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainpipes as tp
 from trainpipes.columns.arrays import (
     apart,
     first_null,
@@ -162,6 +163,12 @@ def test_run_ends_are_gathered_as_other_rows_are(values, data):
     found = gathered(pa.table({"y": values, "x": rows}), index)["x"]
     assert found.type == rows.type
     assert found.to_pylist() == [values[n] for n in index]
+
+
+def test_run_ends_become_tensors_as_other_numbers_do():
+    rows = tp.from_arrow(pa.table({"x": pc.run_end_encode(pa.array([5, 5, 6]))}))
+    for batched in (rows.batch(3).collate(), rows.batch(3).pad_collate()):
+        assert [batch["x"].tolist() for batch in batched] == [[5, 5, 6]]
 
 
 @given(dtypes, st.lists(small, max_size=20))

@@ -116,6 +116,18 @@ def test_every_kind_of_image_that_is_decoded_is_listed(tmp_path):
     assert [row["image"].shape for row in rows] == [(3, 4, 8)] * len(kinds)
 
 
+def test_a_folder_without_images_is_said_to_be_no_class(tmp_path, caplog):
+    tree(tmp_path, ["ant/1.heic", "bee/1.png", "cat/notes.txt", "_made/a.txt", ".git/x"])
+    (tmp_path / "dog").mkdir()
+    pipe = tp.read_images(tmp_path)
+    assert [row["class"] for row in [*pipe, *pipe]] == ["bee", "bee"]
+    said = f"folders of {tmp_path} without an image that it reads are no classes: ant, cat, dog"
+    assert [record.message for record in caplog.records] == [f"read_images: {said}"]
+    list(tp.list_files(tmp_path).filter(lambda path: "bee" in path).read_images())
+    list(tp.read_images(tmp_path, None))
+    assert len(caplog.records) == 1
+
+
 def test_classes_on_a_server_are_the_same(tmp_path):
     tree(tmp_path, NAMES)
     memory = fsspec.filesystem("memory")

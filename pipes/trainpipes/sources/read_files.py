@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import posixpath
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY
+from functools import cache as once
 from functools import partial
 from itertools import islice, pairwise, repeat
 from typing import Any, BinaryIO
@@ -41,6 +43,8 @@ from trainpipes.sources.files.remote_bytes import open_bytes
 
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
+
+log = logging.getLogger("trainpipes")
 
 
 class FunctionFormat(Format):
@@ -374,6 +378,8 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
         more = None
         if self.labels == "folder":
             listed, more = _by_folder(listed, _below(files[0], listed), str(self))
+            if len(files) == 1:
+                _note_empty_classes(_urls(files[0]), more["class"].unique().to_pylist())
         elif self.labels is not None:
             more = self._by_csv(listed, _below(files[0], listed))
         return WholeFiles(listed, more, self.block_rows, str(self))
@@ -408,10 +414,28 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
         return table.drop_columns([column]).take(to_arrow(np.array(rows_of_files, dtype=np.int64)))
 
 
-def _below(stage: Stage, files: FileList) -> list[str]:
+def _urls(stage: Stage) -> list[str]:
     assert isinstance(stage, ListFiles)
-    urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
-    return names_below(urls, files.known_names()) or files.relative_names()
+    return [stage.urls] if isinstance(stage.urls, str) else stage.urls
+
+
+def _below(stage: Stage, files: FileList) -> list[str]:
+    return names_below(_urls(stage), files.known_names()) or files.relative_names()
+
+
+def _note_empty_classes(urls: Sequence[str], classes: Sequence[str]) -> None:
+    for url in filter(os.path.isdir, urls):
+        with os.scandir(url) as entries:
+            names = [e.name for e in entries if not e.name.startswith((".", "_")) and e.is_dir()]
+        if empty := sorted({*names} - {*classes}):
+            more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
+            _say_empty(url, ", ".join(empty[:3]) + more)
+
+
+@once
+def _say_empty(folder: str, names: str) -> None:
+    said = "read_images: folders of %s without an image that it reads are no classes: %s"
+    log.warning(said, folder, names)
 
 
 def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList, pa.Table]:
