@@ -428,3 +428,18 @@ def test_conditions_without_number_are_refused(kind: str, stage: bool, tmp_path:
             tp.ConfigError, match=rf"at most 2,000 conditions.*, got {count}; give the values"
         ):
             filtered(count)
+
+
+@pytest.mark.parametrize("columns", [None, ["n"]])
+@pytest.mark.parametrize("partitioning", [None, "hive"])
+@pytest.mark.parametrize(
+    ("filter", "rows"), [(pc.scalar(False), 0), (~pc.scalar(True), 0), (pc.scalar(True), 20)]
+)
+def test_a_filter_may_name_no_column(filter, rows, partitioning, columns, tmp_path):
+    for lang in ("de", "en"):
+        (tmp_path / f"lang={lang}").mkdir()
+        pq.write_table(
+            pa.table({"n": range(10)}), tmp_path / f"lang={lang}/a.parquet", row_group_size=4
+        )
+    pipe = tp.read_parquet(tmp_path, columns, filter=filter, partitioning=partitioning)
+    assert len(list(pipe)) == rows

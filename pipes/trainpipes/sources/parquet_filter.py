@@ -318,7 +318,7 @@ def wanted_files(
         chosen += [name for name in needed if name not in formats.inner_paths(chosen, schema.names)]
     elif not hive:
         folders = folders.select([name for name in folders.column_names if name in needed])
-    by_folders = {*needed} <= {field.name for field in beside}
+    by_folders = bool(needed) and {*needed} <= {field.name for field in beside}
     left_out = len(files) - max(1, len(wanted))
     wanted = wanted if len(wanted) else np.zeros(1, dtype=np.int64)
     files = files.pick(wanted) if left_out else files
