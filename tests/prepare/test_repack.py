@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,32 @@ def test_any_source_can_be_rewritten(tmp_path):
         assert [row["n"] for row in read(done.files)] == [
             row["n"] for row in expected(table.to_pylist(), shuffle=True)
         ], name
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv", "webdataset"])
+def test_columns_that_are_not_kept_may_differ(kind, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    if kind == "parquet":
+        pq.write_table(pa.table({"n": [0], "x": [1]}), data / "a.parquet")
+        pq.write_table(pa.table({"n": [1], "x": ["one"], "y": [1]}), data / "b.parquet")
+    elif kind == "json":
+        rows = [{"n": n, "x": 1} if n < 200_000 else {"n": n, "x": "one"} for n in range(200_001)]
+        (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "csv":
+        (data / "a.csv").write_text("n,x\n0,1\n")
+        (data / "b.csv").write_text("n\n1\n")
+    else:
+        with tarfile.open(data / "a.tar", "w") as archive:
+            for name in ("0.n", "0.x", "1.n"):
+                archive.addfile(tarfile.TarInfo(name))
+    done = repack(data, tmp_path / "out", columns=["n"])
+    rows = read(done.files)
+    assert all(list(row) == ["n"] for row in rows)
+    if kind == "webdataset":
+        assert rows == [{"n": b""}] * 2
+    else:
+        assert [row["n"] for row in rows] == [*range(200_001 if kind == "json" else 2)]
 
 
 def test_a_manifest_of_something_else_is_no_memory_map(tmp_path):

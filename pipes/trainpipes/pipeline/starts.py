@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 import pyarrow as pa
 
@@ -156,15 +156,24 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
 
 
 def read_by_name(
-    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str, **options: Any
+    paths: Sequence[str],
+    storage_options: Mapping[str, Any] | None,
+    caller: str,
+    columns: Sequence[str] | None = None,
+    **options: Any,
 ) -> Pipeline:
-    """The rows of files, folders and globs of any format, which the ends of their names say."""
+    """The rows of files, folders and globs of any format, which the ends of their names say. A reader is
+    told the ``columns``: what else is in the files need not fit.
+    """
     reader = one_reader(paths, storage_options, caller)
     if reader == "from_memmap":
-        return from_memmap(paths[0])
-    files = list_files(list(paths), storage_options=storage_options, **options)
-    rows: Pipeline = getattr(files, reader)()
-    return rows
+        rows = from_memmap(paths[0])
+    else:
+        read = getattr(list_files(list(paths), storage_options=storage_options, **options), reader)
+        if columns is not None and "columns" in inspect.signature(read).parameters:
+            return cast(Pipeline, read(columns=columns))
+        rows = read()
+    return rows if columns is None else rows.select(*columns)
 
 
 def concat(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:

@@ -106,9 +106,9 @@ def repack(
     options: dict[str, Any] = {"shuffle": shuffle, "seed": seed if shuffle else None}
     options |= {"row_group_size": row_group_size, "compression": compression}
     few = max(1, min(MOST_THREADS, default_threads()))
-    pipeline = _given_rows(data, storage_options, retry)
     if columns is not None:
-        pipeline = pipeline.select(*checks.column_names(columns, f"{CALLER}(columns)"))
+        columns = checks.column_names(columns, f"{CALLER}(columns)")
+    pipeline = _given_rows(data, columns, storage_options, retry)
     with executor_of(executor, f"{CALLER}(executor)", Threads(few)) as workers:
         rows = EpochRows(pipeline, CALLER)
         metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
@@ -123,16 +123,21 @@ def repack(
             return Shuffle(pipeline, rows, form, seed, out, memory, between).run(to, workers)
 
 
-def _given_rows(data: Any, storage_options: Mapping[str, Any] | None, retry: Any) -> Pipeline:
+def _given_rows(
+    data: Any,
+    columns: Sequence[str] | None,
+    storage_options: Mapping[str, Any] | None,
+    retry: Any,
+) -> Pipeline:
     if isinstance(data, Pipeline):
-        return data
+        return data if columns is None else data.select(*columns)
     several = [data] if isinstance(data, str | os.PathLike) else data
     good = isinstance(several, Sequence) and len(several) > 0
     good = good and all(isinstance(path, str | os.PathLike) for path in several)
     rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
     checks.require(good, f"{CALLER}(data)", rule, data)
     paths = [os.fspath(path) for path in several]
-    return read_by_name(paths, storage_options, f"{CALLER}()", retry=retry)
+    return read_by_name(paths, storage_options, f"{CALLER}()", columns, retry=retry)
 
 
 def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None:
