@@ -73,10 +73,12 @@ def test_columns_are_chosen_and_text_is_text(tmp_path):
     path = tar(tmp_path / "x.tar", members)
     assert list(tp.read_webdataset(path, ["txt"], text="txt")) == [{"txt": "Grüße"}, {"txt": "two"}]
     assert list(tp.read_webdataset(path, ["cls", "__key__"]))[1] == {"cls": b"2", "__key__": "1"}
-    with pytest.raises(
-        tp.SchemaError, match=r"no sample has a member 'text' \(did you mean 'txt'\?\)"
-    ):
-        list(tp.read_webdataset(path, ["text"]))
+    assert list(tp.read_webdataset(path, ["cls"], text=["txt", "__key__"]))[1] == {"cls": b"2"}
+    for options in ({"columns": ["text"]}, {"text": ["text"]}, {"text": "text", "missing": "null"}):
+        with pytest.raises(
+            tp.SchemaError, match=r"no sample has a member 'text' \(did you mean 'txt'\?\)"
+        ):
+            list(tp.read_webdataset(path, **options))
 
 
 def test_a_sample_without_its_pair_is_named_or_has_a_null(tmp_path):

@@ -59,7 +59,7 @@ class ReadWebdataset(file_reader.FileReader, has_blocks=True, random_access=True
 
     Raises:
         UnreadableError: names all files that are no archives.
-        SchemaError: a sample lacks a member that others have; names it.
+        SchemaError: a sample lacks a member that others have, or none has one that an option names; names it.
         DataChangedError: a file has changed since it was listed.
 
     >>> import io, pathlib, tarfile, tempfile, trainpipes as tp
@@ -99,7 +99,7 @@ class ReadWebdataset(file_reader.FileReader, has_blocks=True, random_access=True
             job="reading headers of tar archives",
         )
         how = "null" if self.missing == "null" else "bad" if leaves_out(self.on_error) else "raise"
-        members = members_in(store, self.columns, how, caller)
+        members = members_in(store, self.columns, self.text, how, caller)
         edges, layouts = [], []
         for each in members:
             sizes_of_rows = each.row_bytes(np.arange(len(each.keys)))
@@ -317,7 +317,11 @@ def _without_bad_text(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Ar
 
 
 def members_in(
-    store: IndexStore, columns: Sequence[str] | None, missing: str, caller: str
+    store: IndexStore,
+    columns: Sequence[str] | None,
+    text: Sequence[str],
+    missing: str,
+    caller: str,
 ) -> list[Members]:
     """Where members lie; where a sample lacks a member, it is "bad", or "raise" raises SchemaError."""
     nulls, bad = missing == "null", defaultdict[int, dict[int, str]](dict)
@@ -327,7 +331,8 @@ def members_in(
     chosen = kinds if columns is None else [name for name in columns if name != KEY]
     filled = next((each for each in archives if each["keys"]), None)
     if filled is not None:
-        unknown = next((name for name in chosen if name not in kinds), None)
+        named = [*chosen, *(name for name in text if name != KEY)]
+        unknown = next((name for name in named if name not in kinds), None)
         if unknown is not None:
             raise SchemaError(
                 f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are "
