@@ -162,8 +162,8 @@ def read_by_name(
     columns: Sequence[str] | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The rows of files, folders and globs of any format, which the ends of their names say. A reader is
-    told the ``columns``: what else is in the files need not fit.
+    """The rows of files, folders and globs of any format, which the ends of their names say. Where a
+    reader takes ``columns``, what else is in the files need not fit.
     """
     reader = one_reader(paths, storage_options, caller)
     if reader == "from_memmap":
