@@ -728,8 +728,41 @@ def test_a_dataset_that_gives_fewer_rows_than_it_is_asked_for_is_an_error(order)
         list(tp.from_dataset(Stops(), **order))
 
 
+class InColumns(Squares):
+    def __getitems__(self, keys: list[int]) -> dict[str, list[int]]:
+        return {"square": [self[key] for key in keys]}
+
+
+def test_a_dataset_that_gives_columns_for_rows_is_an_error():
+    with pytest.raises(tp.DataError, match="a row for each index, got a dict for 1"):
+        list(tp.from_dataset(InColumns(), [3]))
+
+
 @pytest.mark.parametrize("keys", [map(int, "012"), (n for n in [1]), iter([0])])
 @pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
 def test_what_has_no_second_epoch_is_no_sampler(option, keys):
     with pytest.raises(tp.ConfigError, match="empty after one epoch: give list"):
         tp.from_dataset(Squares(), **{option: keys})
+
+
+class BeginsAnew(td.Sampler[int]):
+    """A sampler that is its own iterator."""
+
+    def __iter__(self) -> Any:
+        self.left = [2, 0]
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+def test_a_sampler_may_be_its_own_iterator_and_a_set_is_none():
+    pipe = tp.from_dataset(["a", "b", "c"], BeginsAnew())
+    assert pipe.peek() == "c"
+    assert [list(pipe), list(pipe)] == [["c", "a"]] * 2
+    with pytest.raises(tp.ConfigError, match=r"another order in another process: give sorted\("):
+        tp.from_dataset({"a": 1, "b": 2}, {"b", "a"})
+    by_name = {"b": 2, "a": 1}
+    assert list(tp.from_dataset(by_name, by_name.keys())) == [2, 1]

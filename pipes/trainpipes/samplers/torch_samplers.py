@@ -124,7 +124,8 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
                 if iterator is None or state is None:
                     torch.manual_seed(seed)
                     generator.manual_seed(seed ^ generator.initial_seed())
-                    iterator = iter(sampler)
+                    # islice() asks for the iterator of a sampler's iterator, and one may begin anew.
+                    iterator = (key for key in sampler)
                 else:
                     torch.set_rng_state(state)
                 keys = list(islice(iterator, FEW))

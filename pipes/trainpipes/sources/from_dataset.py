@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from operator import length_hint
@@ -252,7 +252,7 @@ class FromDataset(Source, gives="objects", holds_data=True):
 
     Raises:
         ConfigError: an option does not fit.
-        DataError: ``__getitems__`` returns more or fewer rows than it was asked for.
+        DataError: ``__getitems__`` returns anything but a list of as many rows as it was asked for.
 
     >>> import trainpipes as tp
     >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
@@ -293,6 +293,8 @@ class FromDataset(Source, gives="objects", holds_data=True):
         good = self.keys is None or isinstance(self.keys, Iterable)
         if isinstance(self.keys, Iterator) and not isinstance(self.keys, Sized | Sampler):
             good, way = False, "an iterator is empty after one epoch: give list(...) of it"
+        if isinstance(self.keys, Set) and not isinstance(self.keys, KeysView):
+            good, way = False, "a set has another order in another process: give sorted(...) of it"
         self._require(good and not way, option, "an iterable of indices", way)
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
@@ -374,14 +376,17 @@ class Fetch(RunStage, holds_data=True):
         many = getattr(self.dataset, "__getitems__", None)
         if many is None:
             one = self.dataset.__getitem__
-            return [
-                one(key) for key in one_by_one
-            ]  # map() would take its StopIteration for the end
-        if len(rows := list(many(keys))) != len(keys):
+            # map() would take a StopIteration of it for the end of the keys.
+            return [one(key) for key in one_by_one]
+        given = many(keys)
+        are_rows = not isinstance(given, Mapping | str | bytes)
+        rows = list(given) if are_rows else []
+        if len(rows) != len(keys):
+            got = f"{len(rows):,} rows" if are_rows else f"a {type(given).__name__}"
             raise DataError(
-                f"{type(self.dataset).__name__}.__getitems__ must return a row for each index, got "
-                f"{len(rows):,} rows for {len(keys):,}; raise an error for what it cannot read, and leave "
-                "rows out with filter()"
+                f"{type(self.dataset).__name__}.__getitems__ must return a list of a row for each index, got "
+                f"{got} for {len(keys):,}; raise an error for what it cannot read, and leave rows out with "
+                "filter()"
             )
         return rows
 
