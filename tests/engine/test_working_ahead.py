@@ -92,7 +92,7 @@ class TestATrainerAtWork:
                 time.sleep(0.001)
                 if len(by) > taken:
                     break
-        assert early > 0.96 * len(pipe)  # the first of a run, too
+        assert early > 0.8 * len(pipe)  # the first of a run, too
         assert len(by) < 1.2 * len(pipe)  # hardly any was made twice
 
 

@@ -291,10 +291,14 @@ class FromDataset(Source, gives="objects", holds_data=True):
             )
         option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
-        if isinstance(self.keys, Iterator) and not isinstance(self.keys, Sized | Sampler):
-            good, way = False, "an iterator is empty after one epoch: give list(...) of it"
+        if (
+            not way
+            and isinstance(self.keys, Iterator)
+            and not isinstance(self.keys, Sized | Sampler)
+        ):
+            way = "an iterator is empty after one epoch: give list(...) of it"
         if isinstance(self.keys, Set) and not isinstance(self.keys, KeysView):
-            good, way = False, "a set has another order in another process: give sorted(...) of it"
+            way = "a set has another order in another process: give sorted(...) of it"
         self._require(good and not way, option, "an iterable of indices", way)
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
