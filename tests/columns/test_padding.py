@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,10 @@ def test_what_it_cannot_pad_it_refuses(
         ([torch.tensor([300])], {"dtype": "uint8"}, r"position 0 .*300 is not within 0 to 255"),
         ([[1], [300]], {"dtype": "uint8"}, r"position 1 .*300"),
         ([np.array([1.0, np.nan])], {}, "position 0 makes no array of int32"),
+        ([[1], [np.int64(300)]], {"dtype": "uint8"}, r"position 1 .*300 is not within 0 to 255"),
+        ([[1], [np.int64(-1)]], {"dtype": "uint64"}, r"position 1 .*-1 is not within 0 to"),
+        ([[[1]], [[np.int64(300)]]], {"dtype": "int8"}, r"position 1 .*300 is not within -128 to 127"),
+        ([[1], [float("nan")]], {}, "position 1 makes no array of int32"),
         ([[1], [None]], {}, "position 1 makes no array of int32"),
         (pa.array([[1], None]), {}, "got .*None.* at position 1, which has no length"),
     ],
@@ -133,7 +138,16 @@ def test_a_value_that_the_dtype_does_not_hold_is_named_and_becomes_no_other(
 
 
 def test_a_value_to_fill_in_that_the_dtype_does_not_hold_is_refused():
-    with pytest.raises(ConfigError, match="value must be one that uint8 holds, got 300"):
-        pad_sequences([[1]], value=300, dtype="uint8")
+    for value, dtype in (
+        (300, "uint8"),
+        (-1, "uint8"),
+        (0.5, "int32"),
+        (math.nan, "int32"),
+        (None, "int8"),
+    ):
+        with pytest.raises(ConfigError, match=f"value must be one that {dtype} holds, got {value}"):
+            pad_sequences([[1]], value=value, dtype=dtype)
+    with pytest.raises(ConfigError, match="maxlen must be an integer of 0 or more, got -1"):
+        pad_sequences([[1]], maxlen=-1)
     mixed = [np.array([1], np.int64), np.array([2**63], np.uint64), [3]]
     assert pad_sequences(mixed, dtype="uint64").tolist() == [[1], [2**63], [3]]

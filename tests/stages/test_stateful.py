@@ -249,3 +249,36 @@ def test_locate_says_what_it_cannot_know() -> None:
         in said
     )
     assert "each is named" not in str(tp.locate(rows(range(20)).batch(2), 3, epoch=0))
+
+
+class BeginsAnew:
+    """What is its own iterator, from 0 after each ``iter()``."""
+
+    def __iter__(self) -> BeginsAnew:
+        self.given = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.given == 600:
+            raise StopIteration
+        self.given += 1
+        return self.given - 1
+
+
+class GivesMany(tp.StatefulStage):
+    def process(self, row: int) -> BeginsAnew:
+        return BeginsAnew()
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_rows_and_results_may_be_their_own_iterator() -> None:
+    assert list(islice(tp.from_dataset([1, 2]).then(GivesMany()), 1300)) == [*range(600)] * 2
+    pipe = tp.from_iterable(BeginsAnew)
+    assert [list(islice(pipe, 700)) for _ in range(2)] == [[*range(600)]] * 2
+    pipe.load_state_dict(pipe.state_at(590))
+    assert list(islice(pipe, 20)) == [*range(590, 600)]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import IntArray, require
+from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes.columns.arrays import Array, apart
 from trainpipes.errors import ConfigError, DataError, shown
 
@@ -284,11 +284,9 @@ def pad_sequences(
             f"value {value!r} is a string, which dtype {np.dtype(dtype)} cannot hold; for strings "
             "of any length pass dtype=object"
         )
-    try:
-        _cast(np.asarray(value), dtype)
-    except UNFIT as error:
-        said = f"value must be one that {np.dtype(dtype)} holds, got {shown(value)} ({error})"
-        raise ConfigError(said) from None
+    _check_value(value, np.dtype(dtype))
+    if maxlen is not None:
+        maxlen = whole_number(maxlen, 0, "maxlen")
     lengths = _lengths(sequences)
     if maxlen is None:
         if not len(lengths):
@@ -301,6 +299,15 @@ def pad_sequences(
         truncation_side="left" if truncating == "pre" else "right",
     )  # fmt: skip
     return rows.rectangles(None, np.array([0, len(lengths)]))[0][0]
+
+
+def _check_value(value: Any, dtype: np.dtype[Any]) -> None:
+    try:
+        found = _cast(np.asarray(value), dtype)
+        held = dtype.kind not in "iu" or bool(np.all(found == value))
+    except UNFIT:
+        held = False
+    require(held, "value", f"one that {dtype} holds", value)
 
 
 def _lengths(sequences: Sequence[Any]) -> IntArray:
@@ -325,16 +332,21 @@ def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
     if not filled:
         return np.empty(0, dtype=dtype)
     first = _array(sequences[filled[0]], filled[0], None)
+    wanted = np.dtype(dtype)
     plain = all(type(s) is list or type(s) is tuple for s in sequences)
-    if plain and first.ndim == 1 and np.dtype(dtype).kind in "iufb":
-        try:
-            return np.fromiter(chain.from_iterable(sequences), dtype=dtype, count=count)
-        except (TypeError, ValueError, OverflowError):
-            pass  # values of several shapes, or that do not fit, which the slower way names
+    if plain and first.ndim == 1 and wanted.kind in "iufb" and wanted != np.uint64:
+        wide = (
+            np.int64 if wanted.kind in "iu" else wanted
+        )  # NumPy's own integers wrap around in others
+        with suppress(
+            *UNFIT
+        ):  # values of several shapes, or that do not fit, which the slower way names
+            values = np.fromiter(chain.from_iterable(sequences), dtype=wide, count=count)
+            return _cast(values, wanted)
     arrays = []
     for k in filled:
-        # Arrays are cast as a whole: to look whether the numbers fit takes longer for each than the rest.
-        arrays.append(_array(sequences[k], k, None if hasattr(sequences[k], "dtype") else dtype))
+        # Numbers are cast as a whole: to look whether they fit takes longer for each than the rest.
+        arrays.append(_array(sequences[k], k, None if wanted.kind in "iufb" else wanted))
         if arrays[-1].shape[1:] != first.shape[1:]:
             raise DataError(
                 f"all values have the shape of the first, {first.shape[1:]}, got "
@@ -342,31 +354,30 @@ def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
             )
     if all(array.dtype == arrays[0].dtype for array in arrays):
         with suppress(*UNFIT):
-            return _cast(np.concatenate(arrays), dtype)
+            return _cast(np.concatenate(arrays), wanted)
     return np.concatenate(
-        [_array(array, k, dtype) for k, array in zip(filled, arrays, strict=True)]
+        [_array(array, k, wanted) for k, array in zip(filled, arrays, strict=True)]
     )
 
 
-def _array(sequence: Any, place: int, dtype: npt.DTypeLike | None) -> Array:
+def _array(sequence: Any, place: int, dtype: np.dtype[Any] | None) -> Array:
     try:
-        if dtype is None or not hasattr(sequence, "dtype"):
+        if dtype is None or dtype.kind not in "iufb":
             return np.asarray(sequence, dtype=dtype)
-        return _cast(sequence, dtype)
+        return _cast(np.asarray(sequence), dtype)
     except UNFIT as error:
-        kind = "" if dtype is None else f" of {np.dtype(dtype)}"
+        kind = "" if dtype is None else f" of {dtype}"
         raise DataError(
             f"the sequence at position {place} makes no array{kind}: {error}"
         ) from error
 
 
-def _cast(array: Array, dtype: npt.DTypeLike) -> Array:
-    """An array in another dtype; raises OverflowError or FloatingPointError for what it has no number for."""
-    wanted = np.dtype(dtype)
-    if array.dtype.kind in "iu" and wanted.kind in "iu" and not np.can_cast(array.dtype, wanted):
-        bounds = np.iinfo(wanted)
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in another dtype; raises one of ``UNFIT`` for what it has no number for."""
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
+        bounds = np.iinfo(dtype)
         for value in (array.min(), array.max()) if array.size else ():
             if not bounds.min <= value <= bounds.max:
                 raise OverflowError(f"{value} is not within {bounds.min} to {bounds.max}")
     with np.errstate(invalid="raise"):
-        return array.astype(wanted, copy=False)
+        return array.astype(dtype, copy=False)

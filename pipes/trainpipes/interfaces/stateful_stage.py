@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -267,7 +267,8 @@ class _Rows:
     def _called(self, name: str, call: Any, run: Run, number: int) -> Iterator[Any]:
         try:
             returned = self._stage._draw_watch.around(call)()
-            return iter(rows_in(returned, self._stage, f"{name}()"))
+            # islice() calls iter() again, at which some results begin anew.
+            return chain(rows_in(returned, self._stage, f"{name}()"))
         except Exception as error:
             self._blame(error, run, number)
             raise

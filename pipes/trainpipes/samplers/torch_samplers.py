@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -124,8 +124,9 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
                 if iterator is None or state is None:
                     torch.manual_seed(seed)
                     generator.manual_seed(seed ^ generator.initial_seed())
-                    # islice() asks for the iterator of a sampler's iterator, and one may begin anew.
-                    iterator = (key for key in sampler)
+                    iterator = chain(
+                        sampler
+                    )  # islice() calls iter() again, at which some begin anew
                 else:
                     torch.set_rng_state(state)
                 keys = list(islice(iterator, FEW))

@@ -8,7 +8,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
 from dataclasses import KW_ONLY, dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import length_hint
 from typing import Any
 
@@ -118,7 +118,7 @@ class IterableStream(source.RowStream):
                 "gave the same one again, whose items are used up: make it within the function"
             )
         self._items = items
-        return IterableReader(items)
+        return IterableReader(chain(items))  # islice() calls iter() again, at which some begin anew
 
     def fingerprint(self) -> dict[str, Any]:
         if self.version is not None:

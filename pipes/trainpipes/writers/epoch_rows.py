@@ -391,6 +391,8 @@ class MapDataset(Dataset[dict[str, Any]]):
     def _place(self, number: Any) -> int:
         rows = len(self)
         try:
+            if isinstance(number, bool):  # of a mask, which would give rows 1 and 0
+                raise TypeError("a bool")
             place = index(number)
         except TypeError as error:
             rule = "a row's number, a slice, or a list of numbers"
