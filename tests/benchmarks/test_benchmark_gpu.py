@@ -54,6 +54,7 @@ def test_pinned_bytes_are_rounded_as_torch_does() -> None:
     assert pinned_bound(batch, 2) == 7 * (1024 + 4096)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_as_before")
 def test_it_runs_and_a_late_source_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -154,7 +154,7 @@ def runs(draw: st.DrawFn) -> tuple[str, int, list[int], list[tuple[int, Reads, i
     )
 
 
-@examples(60, often=8)
+@examples(60, often=4)
 @given(runs())
 def test_a_run_goes_on_on_any_number_of_ranks(
     run: tuple[str, int, list[int], list[tuple[int, Reads, int]]],

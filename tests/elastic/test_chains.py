@@ -221,7 +221,7 @@ def check_chain(spec: Spec, chain: list[Stretch], start: int, alone: bool = Fals
 
 
 @pytest.mark.timeout(1800)
-@examples(150, often=15)
+@examples(150, often=9)
 @given(chains())
 def test_a_chain_of_resumes_gives_the_sequence_of_a_run_that_was_never_stopped(
     chain: tuple[Spec, list[Stretch], int],
@@ -230,7 +230,7 @@ def test_a_chain_of_resumes_gives_the_sequence_of_a_run_that_was_never_stopped(
 
 
 @pytest.mark.timeout(1800)
-@examples(150, often=15)
+@examples(150, often=9)
 @given(chains(counted=True))
 def test_of_a_counted_run_any_one_ranks_state_goes_on_on_all_ranks_of_any_topology(
     chain: tuple[Spec, list[Stretch], int],

@@ -29,8 +29,8 @@ WAYS = {
 }
 
 
-#: Each way and each pipeline at least once; the other pairs where slow tests are run.
-OFTEN = [("dcp", "filtered"), ("async", "fixed"), ("files", "repeated"), ("gathered", "filtered")]
+#: The other pairs where slow tests are run.
+OFTEN = [("dcp", "filtered"), ("files", "repeated")]
 PAIRS = [(way, name) for way in WAYS for name in PIPELINES]
 
 

@@ -21,7 +21,7 @@ Make = Callable[[Path], tp.Pipeline]
 MAKES: dict[str, Make] = {**FINITE, **ENDLESS}
 
 
-@pytest.mark.sample(45)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", MAKES)
 def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
     name: str, folder: Path

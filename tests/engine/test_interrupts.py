@@ -79,7 +79,7 @@ def is_interrupted(items: Iterator[Any], place: Place) -> bool:
 
 
 # One that is raised in a generator's close is only reported.
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("loaded", [False, True])
@@ -99,7 +99,7 @@ def test_no_batch_is_lost_and_none_comes_twice(name: str, loaded: bool, threads:
         return loader, batches
 
     # In the first one an epoch begins, at many places; in later ones windows do. A part of them in each case.
-    first, step = 2 * loaded + threads // 2, 1 if EVERYWHERE else 3
+    first, step = 2 * loaded + threads // 2, 1 if EVERYWHERE else 5
     for given, part in (0, slice(first, None, 4 * step)), (7, slice(first % step, None, step)):
         found = places(begun(given)[1])
         assert len(found) > (4 if given else 40)

@@ -223,7 +223,7 @@ def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
-@examples(400, often=15)
+@examples(400, often=10)
 @given(
     st.sampled_from([False, False, False, True]).flatmap(
         lambda stream: specs(SMALL_GROUPS, stream=stream)
@@ -290,7 +290,7 @@ def plans(draw: st.DrawFn, most_workers: int = 2) -> tuple[Spec, list[int], list
     return spec, stops, workers[: len(stops) + 1]
 
 
-@examples(60, often=3, shrink=False)
+@examples(60, often=2, shrink=False)
 @given(plans(most_workers=3))
 def test_a_loader_resumes_exactly_with_any_number_of_workers(
     plan: tuple[Spec, list[int], list[int]],
@@ -299,7 +299,7 @@ def test_a_loader_resumes_exactly_with_any_number_of_workers(
     check(OfLoader, spec, stops, workers, "pad" if spec.seed % 2 else None)
 
 
-@examples(25, often=3, shrink=False)
+@examples(25, often=1, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -314,7 +314,7 @@ def test_a_stateful_data_loader_resumes_exactly(
     assert resumed_at(OfStatefulDataLoader, make, stops, count) == whole
 
 
-@examples(40, often=3, shrink=False)
+@examples(40, often=2, shrink=False)
 @given(plans())
 def test_a_data_loader_started_from_a_state_goes_on_exactly(
     plan: tuple[Spec, list[int], list[int]],

@@ -154,7 +154,8 @@ def columns_called(how: str, on_error: Any = "raise") -> tp.Pipeline:
 
 @pytest.mark.usefixtures("failed_workers_let_go")
 @pytest.mark.parametrize(
-    ("how", "options"), [("exit", {}), ("together", {}), ("sleep", {"timeout": 0.5})]
+    ("how", "options"),
+    [("exit", {}), ("together", {}), pytest.param("sleep", {"timeout": 0.5}, marks=SLOW)],
 )
 def test_of_a_function_of_columns_the_row_at_which_workers_die_is_found(
     how: str, options: dict[str, Any]
@@ -275,7 +276,7 @@ def test_a_worker_killed_while_it_sends_megabytes_hangs_nobody(
         killed.append(time.monotonic())
 
     if moment is None:
-        time.sleep(0.5)  # the pipe is full
+        time.sleep(0.3)  # the pipe is full
         kill()
     else:
         threading.Timer(moment, kill).start()
@@ -425,7 +426,9 @@ def die_at_the_claim(_: int = 0) -> None:
 
 
 @pytest.mark.usefixtures("failed_workers_let_go")
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start", ["fork", *(pytest.param(s, marks=SLOW) for s in ("spawn", "forkserver"))]
+)
 def test_a_worker_killed_as_it_claims_a_pass_keeps_no_other_process_from_theirs(start: str) -> None:
     """It was a semaphore, which a killed process leaves taken: all others waited for ever."""
     pipe = tp.from_arrow(TABLE).sharding_filter(4)

@@ -267,7 +267,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_spawned_before_any_was_forked_begin_another_epoch_each_time(
     method: str, tmp_path: Path

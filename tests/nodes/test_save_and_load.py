@@ -267,7 +267,7 @@ OVER: dict[str, Any] = {
 EVERY = pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @EVERY
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str, every: int) -> None:
@@ -278,7 +278,7 @@ def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str, every: int) -> Non
 THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMapper" in kind]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @EVERY
 @pytest.mark.parametrize(
     "kind",
