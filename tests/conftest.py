@@ -42,7 +42,7 @@ unhurried = {
         HealthCheck.filter_too_much,
     ],
 }
-settings.register_profile("default", max_examples=12, derandomize=True, **unhurried)
+settings.register_profile("default", max_examples=8, derandomize=True, **unhurried)
 settings.register_profile("nightly", max_examples=2000, derandomize=False, **unhurried)
 
 

@@ -21,7 +21,7 @@ from trainpipes.interfaces.stage_kinds import Source
 
 
 def examples(count: int, *, often: int | None = None, shrink: bool = True) -> settings:
-    """As many examples as fit the run: an eighth of ``count``, and 20 times ``count`` in the nightly one.
+    """As many examples as fit the run: a twelfth of ``count``, and 20 times ``count`` in the nightly one.
 
     Args:
         count: examples, where a property that says nothing has 100.

@@ -15,7 +15,7 @@ EVERYWHERE: list[bool] = []
 
 
 def check_resume(
-    subject: tp.Pipeline | Callable[[], Any], *, points: int = 8, **options: Any
+    subject: tp.Pipeline | Callable[[], Any], *, points: int = 5, **options: Any
 ) -> testing.ResumeReport:
     """``trainpipes.testing.check_resume`` from so many ``points`` in an ordinary run: the first, the last,
     and others that are always the same."""
