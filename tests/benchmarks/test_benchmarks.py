@@ -114,7 +114,7 @@ def test_every_promise_is_of_figures_that_are_measured() -> None:
 
 
 #: Those that start processes of their own.
-LONG = ("imports", "map_workers", "memmap", "packing", "scale", "videos")
+LONG = ("even", "formats", "imports", "map_workers", "memmap", "packing", "scale", "videos")
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,8 @@ def test_a_worker_that_never_started_is_not_taken_for_one_of_the_next_pass() -> 
 
 @pytest.mark.parametrize(("kind", "method"), [
     (DataLoader, "fork"),
-    (StatefulDataLoader, "forkserver"),
+    (StatefulDataLoader, "fork"),
+    pytest.param(StatefulDataLoader, "forkserver", marks=pytest.mark.slow),
     pytest.param(DataLoader, "spawn", marks=pytest.mark.slow),
     pytest.param(StatefulDataLoader, "spawn", marks=pytest.mark.slow),
 ])  # fmt: skip

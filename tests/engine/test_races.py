@@ -145,7 +145,7 @@ def test_processes_are_forked_while_a_thread_iterates() -> None:
     thread = threading.Thread(target=iterate)
     thread.start()
     try:
-        for _ in range(8):
+        for _ in range(4):
             workers = DataLoader(pipeline(), batch_size=None, num_workers=2, timeout=30)
             assert sorted(given_by(workers)) == sorted(expected)
     finally:
