@@ -98,7 +98,7 @@ WAYS: list[tuple[int, Reads, list[tuple[int, int]], int]] = [
 ]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("name", "shards", "reads", "ranks", "workers"),
     [

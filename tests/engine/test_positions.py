@@ -352,7 +352,9 @@ def rows_one_by_one(num_shards: int) -> tp.Pipeline:
     return tp.from_arrow(table_of_rows(0, 4 * num_shards)).sharding_filter(num_shards).shuffle(9)
 
 
-@pytest.mark.parametrize("workers", [63, 64, 128])
+@pytest.mark.parametrize(
+    "workers", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 128))]
+)
 def test_many_workers_read_one_epoch_after_the_other(workers: int) -> None:
     expected = epochs_of(2, lambda: rows_one_by_one(workers))
     leg = Leg(rows_one_by_one(workers), 1, workers, "workers")

@@ -105,6 +105,7 @@ def test_every_pass_gives_the_same(name: str, folder: Path) -> None:
     assert (given_by(tp.Loader(pipe)) == first) is (name not in EXCEPTIONS)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", variants(WITH_WORKERS.__contains__))
 def test_every_pass_of_workers_gives_the_same(name: str, folder: Path) -> None:
     make = {**FINITE, **ENDLESS}[name]

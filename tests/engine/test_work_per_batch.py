@@ -168,6 +168,7 @@ CUTS = {
 CUT_SOURCES = [tokens, ragged, arrow, parquet, mixed, row_dicts]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("source", "cut"),
     [(s, cut) for n, s in enumerate(CUT_SOURCES) for k, cut in enumerate(CUTS) if (n + k) % 2],

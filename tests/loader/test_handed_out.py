@@ -172,6 +172,7 @@ def test_rows_that_functions_make_do_not_travel_where_their_batches_do(drop_last
     assert [ids for ids, _ in found] == [[row["id"] for row in batch] for batch in plain]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("above", "below"),
     [

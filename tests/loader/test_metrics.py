@@ -90,6 +90,7 @@ def test_waiting_is_the_share_since_the_last_call(monkeypatch: pytest.MonkeyPatc
     assert meter.read()["data/waiting"] == 0.0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shards", [1, 4, 24])
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_rows_leave_out_turns_of_shards_that_have_ended_and_batches_that_are_skipped(

@@ -84,6 +84,7 @@ def sequence(ranks: Given) -> list[list[str]]:
     return [sorted(str(b) for step in both for b in step) for both in zip(*ranks, strict=True)]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("batches", [4, 8])

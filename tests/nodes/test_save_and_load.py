@@ -312,6 +312,7 @@ def test_a_chain_of_ours_keeps_the_contract_above_torchdatas_nodes(below: str, o
     check_contract(lambda: OVER[over](BELOW[below]()), every=6 if below in THREADED else 3)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("over", ["rows", "shuffled", "the first rows", "batches repeated"])
 @pytest.mark.parametrize("below", [below for below in BELOW if below != "ParallelMapper"])
 def test_an_epoch_after_one_that_was_broken_off_resumes_from_its_start_and_its_middle(
