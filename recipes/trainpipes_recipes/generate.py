@@ -108,7 +108,11 @@ def generate(
         How many rows are in the folder.
     """
     output.mkdir(parents=True, exist_ok=True)
-    queue = tp.WorkQueue(tp.Loader(rows), max_in_flight=in_flight + 4 * rows_per_file)
+    loader = tp.Loader(rows)
+    loader.set_epoch(
+        0
+    )  # wherever the pipeline stands: rows are known by their number in the first one
+    queue = tp.WorkQueue(loader, max_in_flight=in_flight + 4 * rows_per_file)
     parts = count = 0
     if (output / STATE).exists():
         saved = json.loads((output / STATE).read_text())
@@ -167,7 +171,10 @@ def generate(
 
 def save(output: Path, number: int, rows: list[dict[str, Any]]) -> None:
     """A file, whole or not there."""
-    pq.write_table(pa.Table.from_pylist(rows), output / ".new")
+    names = dict.fromkeys(name for row in rows for name in row)
+    pq.write_table(
+        pa.table({name: [row.get(name) for row in rows] for name in names}), output / ".new"
+    )
     os.replace(output / ".new", output / f"part-{number:05d}.parquet")
 
 

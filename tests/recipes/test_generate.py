@@ -95,3 +95,14 @@ def test_an_endpoint_answers(tmp_path: Path) -> None:
     assert found == [
         {"prompt": q, "n": n, "response": f"small: {q}"} for q, n in (("a", 1), ("b", 2), ("c", 3))
     ]
+
+
+def test_rows_keep_columns_that_come_late_and_a_pipeline_may_have_been_read(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"prompt": "a"}, {"prompt": "b", "note": 1}])
+    assert len(list(rows)) == 2  # so that the next epoch is not the first
+    assert generate(rows, lambda row: row["prompt"].upper(), tmp_path, in_flight=2) == 2
+    written = pq.read_table(tmp_path / "part-00000.parquet").select(["prompt", "note", "response"])
+    assert written.to_pylist() == [
+        {"prompt": "a", "note": None, "response": "A"},
+        {"prompt": "b", "note": 1, "response": "B"},
+    ]
