@@ -230,7 +230,7 @@ def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:
         of steps of a pass, where it is known.
 
     Raises:
-        ConfigError: the ranks cannot share ``batches``, or they are several and the pipeline's tail is uneven.
+        ConfigError: the ranks cannot share ``batches``, or the tail is uneven on several ranks.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_dataset(range(10)).batch(1))
