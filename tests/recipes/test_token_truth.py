@@ -12,8 +12,9 @@ from tokenizers import pre_tokenizers
 
 import trainpipes as tp
 from chats import CHATML, conversations_of
+from trained import real_text
 from trainpipes_recipes import chat, sft
-from trainpipes_recipes.samples import END, PAD, function_pairs, train_tokenizer
+from trainpipes_recipes.samples import END, PAD, train_tokenizer
 
 UNMARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -26,6 +27,9 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 KEEP = OPTIONS | {"on_error": "keep"}
 
+#: Rows differ in length, so that each third place is in all parts of some.
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+
 #: A row as bytes: stretches of tokens, and whether they are learnt.
 Stretches = tuple[tuple[bool, bytes], ...]
 
@@ -33,7 +37,7 @@ Stretches = tuple[tuple[bool, bytes], ...]
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, str]]:
     found = []
-    for number, (ask, answer) in enumerate(function_pairs(every=6)):
+    for number, (ask, answer) in enumerate(real_text()):
         answer = "" if number % 17 == 0 else answer[:400] + ENDINGS[number % len(ENDINGS)]
         found.append((f"{number}: {ask[-300:]}", answer))
     return found
@@ -103,18 +107,19 @@ def test_sft_learns_the_response_and_its_end(pairs: Any, tokenizer: Any) -> None
     wanted: Counter[Stretches] = Counter()
     for ask, answer in pairs:
         wanted[(False, ask.encode()), (True, answer.encode() + END.encode())] += 1
-    assert len(pairs) > 500
+    assert len(pairs) > 250
     assert found == wanted
 
 
-def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any) -> None:
+@EVERY
+def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any, every: int) -> None:
     decode = Bytes(tokenizer)
-    some = [(ask[:12], answer[-12:]) for ask, answer in pairs[::48]]
+    some = [(ask[:12], answer[-12:]) for ask, answer in pairs[::24]]
     rows = tp.from_dataset([{"prompt": ask, "response": answer} for ask, answer in some])
     ids = [[tokenizer.encode(text, add_special_tokens=False) for text in pair] for pair in some]
     longest = max(len(ask) + len(answer) for ask, answer in ids)
     end = tokenizer.eos_token_id
-    for length in range(1, longest + 3):
+    for length in [*range(1, longest, every), longest, longest + 1, longest + 2]:
         found = given(sft(rows, tokenizer, max_length=length, **OPTIONS), decode)
         wanted: Counter[Stretches] = Counter()
         for ask, answer in ids:
@@ -163,19 +168,21 @@ def test_chat_learns_what_the_assistant_says(pairs: Any, tokenizer: Any, templat
         as_texts += said == [
             each["content"] + "<|im_end|>" for each in conversation if each["role"] == "assistant"
         ]
-    assert len(conversations) > 400  # 480 of Python 3.12
+    assert len(conversations) > 125
     assert found == wanted
     # Where a response starts with a line end or a space, it may share its first token with what is before.
     assert as_texts > 0.95 * len(conversations)
 
 
+@EVERY
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
-def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> None:
+def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str, every: int) -> None:
     decode = Bytes(tokenizer)
-    conversations = conversations_of([(ask[:12], answer[-12:]) for ask, answer in pairs[::240]])
+    conversations = conversations_of([(ask[:12], answer[-12:]) for ask, answer in pairs[::120]])
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     whole = [expected(each, tokenizer, decode) for each in conversations]
-    for length in range(1, max(len(ids) for ids, _ in whole) + 2):
+    longest = max(len(ids) for ids, _ in whole)
+    for length in [*range(1, longest, every), longest, longest + 1]:
         pipe = chat(rows, tokenizer, template=template, max_length=length, **KEEP)
         wanted = Counter(decode.stretches(ids[:length], learnt[:length]) for ids, learnt in whole)
         assert given(pipe, decode) == wanted, length
