@@ -53,7 +53,7 @@ def train(data: Path, tmp_path: Path) -> Train:
         found: Steps = []
         given = {
             "train_sft": ["--scratch", "--files", f"{data}/functions", "--max-length", "64"],
-            "train_pretrain": ["--files", f"{data}/texts", "--max-length", "128"],
+            "train_pretrain": ["--files", f"{data}/texts", "--max-length", "64"],
             "train_vision": ["--scratch", "--files", f"{data}/scenes.jsonl", "--packed"],
             "train_speech": ["--files", f"{data}/speech.jsonl", "--scratch", "--max-seconds", "1"],
             "train_video": ["--files", f"{data}/videos", "--classes", "3", "--seconds", "1"],
@@ -105,18 +105,18 @@ def test_a_script_learns_and_goes_on_where_it_was_stopped(
 ) -> None:
     alone = ("train_images", "train_speech", "train_tabular", "train_video")
     several = [] if script in alone else ["--accumulate", "2"]
-    whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
-    assert [step for step, _, _ in whole] == [*range(1, 21)]
-    assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])
+    whole = train(script, "--steps", "12", "--save-every", "3", "--keep", "2", *several)
+    assert [step for step, _, _ in whole] == [*range(1, 13)]
+    assert sum(loss for *_, loss in whole[-4:]) < sum(loss for *_, loss in whole[:4])
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert kept == ["model", "step-00000015.pt", "step-00000020.pt"]
-    assert "step 20: loss " in capsys.readouterr().out
+    assert kept == ["model", "step-00000009.pt", "step-00000012.pt"]
+    assert "step 10: loss " in capsys.readouterr().out
 
-    (tmp_path / "run" / "step-00000020.pt").unlink()  # as if killed before it
+    (tmp_path / "run" / "step-00000012.pt").unlink()  # as if killed before it
     (tmp_path / "run" / "new").write_bytes(b"half")
-    assert train(script, "--steps", "20", "--num-workers", "1", *several) == whole[15:]
-    assert "goes on after step 15" in capsys.readouterr().out
-    assert train(script, "--steps", "20", *several) == []  # it is done
+    assert train(script, "--steps", "12", "--num-workers", "1", *several) == whole[9:]
+    assert "goes on after step 9" in capsys.readouterr().out
+    assert train(script, "--steps", "12", *several) == []  # it is done
 
 
 @pytest.mark.filterwarnings("ignore:.*no target:UserWarning")
@@ -125,10 +125,10 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
 ) -> None:
     from transformers import LlamaForCausalLM
 
-    plain = train("train_sft", "--steps", "4")
+    plain = train("train_sft", "--steps", "2")
     shutil.rmtree(tmp_path / "run")
     files = [f"{data}/functions"]
-    assert train("train_sft", "--steps", "4", "--save-every", "2", "--eval-files", *files) == plain
+    assert train("train_sft", "--steps", "2", "--save-every", "1", "--eval-files", *files) == plain
     said = capsys.readouterr().out
     assert said.count("evaluation loss") == 2
     model = LlamaForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()

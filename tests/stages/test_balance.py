@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from laws import assert_ranks_agree, assert_resumes_elsewhere
-from resuming import check_resume
+from resuming import check_resume, goes_on_exactly
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import unplaced
 from trainpipes.stages.order import Balance
@@ -61,9 +61,7 @@ def in_attention(batch: Any) -> float:
 def packed_attention(batch: Any) -> float:
     """By the documents in packed rows."""
     segments = np.array([row["segment_ids"] for row in batch])
-    return float(
-        sum((np.unique(row[row > 0], return_counts=True)[1] ** 2).sum() for row in segments)
-    )
+    return float(sum((np.bincount(row)[1:] ** 2).sum() for row in segments))
 
 
 @pytest.mark.parametrize("ranks", [RANKS, 8])
@@ -85,7 +83,7 @@ def test_steps_of_buckets_are_even(ranks: int) -> None:
     [
         (lambda p: p.batch(8), {}, in_cells, 1.3),
         (lambda p: p.batch(max_tokens=4096), {"cost": "attention"}, in_attention, 1.35),
-        (lambda p: p.pack(2048).batch(2), {}, packed_attention, 1.35),
+        (lambda p: p.pack(2048).batch(2), {}, packed_attention, 1.45),
         (lambda p: p.batch(8), {"cost": "length"}, lambda b: float(row_lengths(b).sum()), 1.2),
         (lambda p: p.batch(8), {"cost": "tokens"}, lambda b: float(row_lengths(b).sum()), 1.2),
         (lambda p: p.batch(8), {"cost": len}, len, 1.01),
@@ -95,7 +93,7 @@ def test_steps_of_buckets_are_even(ranks: int) -> None:
 def test_steps_of_balanced_batches_are_even(
     make: Callable[[tp.Pipeline], tp.Pipeline], options: Any, cost: Any, most: float
 ) -> None:
-    batches = make(dealt())
+    batches = make(dealt(rows=12_000))
     balanced = largest_of_mean(batches.balance(**options), cost)
     assert balanced < most
     assert balanced <= largest_of_mean(batches, cost)
@@ -143,7 +141,7 @@ def test_all_shards_give_the_batch_of_one_rank_at_a_turn() -> None:
 
 def test_turns_agree_over_the_joints_of_epochs() -> None:
     """Shards have other numbers of batches in an epoch, and go on by themselves."""
-    rows = tp.from_arrow(table(lengths_of(6000)).select(["row", "length"])).sharding_filter(8)
+    rows = tp.from_arrow(table(lengths_of(3000)).select(["row", "length"])).sharding_filter(8)
     some = rows.shuffle(500).filter([["row", ">", 100]])
     for pipe in (
         some.batch(4).balance(column="length").repeat(),
@@ -151,10 +149,10 @@ def test_turns_agree_over_the_joints_of_epochs() -> None:
         some.bucket_by_length(4, column="length").repeat(),
         some.repeat().bucket_by_length(max_tokens=2000, column="length"),
     ):
-        batches = [*islice(pipe, 6000)]
+        batches = [*islice(pipe, 3000)]
         first, last = (
             largest_of_mean(part, in_cells, 8)  # type: ignore[arg-type]
-            for part in (batches[:1200], batches[4800:])
+            for part in (batches[:600], batches[2400:])
         )
         assert last < first * 1.15
 
@@ -186,8 +184,10 @@ def small() -> tp.Pipeline:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CHAINS)
 def test_it_resumes_exactly_on_any_ranks(name: str) -> None:
-    endless = CHAINS[name]()._iteration.plan.chain.endless
-    check_resume(CHAINS[name](), processes=0, limit=60 if endless else None, every=3)
+    if CHAINS[name]()._iteration.plan.chain.endless:
+        check_resume(CHAINS[name](), points=3, processes=0, limit=60, epochs=2, every=7)
+    else:
+        goes_on_exactly(CHAINS[name])
     assert_ranks_agree(CHAINS[name](), 1)
     assert_resumes_elsewhere(CHAINS[name](), 0, 2)
 

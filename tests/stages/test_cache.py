@@ -169,7 +169,7 @@ def test_batches_and_states_are_the_same_with_and_without(
         assert entries(kept)
     whole = len(reference[0])
     for saving, loading in ((with_it, without), (without, with_it)):
-        for k in sorted({0, whole // 2, whole}):
+        for k in (whole // 2, whole):
             # A state at an epoch's end goes on with the next.
             assert resumed(saving(), k, loading()) in (reference[0][k:], reference[1])
 

@@ -25,10 +25,10 @@ def check_resume(
     return testing.check_resume(subject, points=200 if EVERYWHERE else points, **options)
 
 
-def goes_on_exactly(make: Callable[[], tp.Pipeline], *, epochs: int = 2) -> int:
-    """Assert that a run that goes on in a fresh pipeline from the middle and from the end of each epoch gives
-    what one gives that is left alone: in half the time of ``check_resume``, which also tries the same state
-    twice. Gives how many items an epoch has.
+def goes_on_exactly(make: Callable[[], Any], *, epochs: int = 2) -> int:
+    """Assert that a run that goes on in a fresh pipeline or loader, from the middle and from the end of each
+    epoch, gives what one gives that is left alone: in half the time of ``check_resume``, which also tries
+    the same state twice. Gives how many items an epoch has.
     """
     alone = make()
     whole = [[digest(item) for item in alone] for _ in range(epochs)]
