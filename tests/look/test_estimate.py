@@ -75,7 +75,7 @@ def assert_close(pipe: tp.Pipeline) -> None:
     assert abs(estimate / there - 1) < 0.1, (estimate, there)
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", MADE)
 def test_it_is_close(name: str) -> None:
     assert_close(MADE[name]())
@@ -197,7 +197,7 @@ CUTS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shards", [1, 8, 24])

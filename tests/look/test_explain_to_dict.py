@@ -48,7 +48,7 @@ def stage(record: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in record["stages"] if one["stage"] == name)
 
 
-@pytest.mark.sample(45)
+@pytest.mark.sample(30)
 @pytest.mark.filterwarnings(r"ignore:pin\(\) does nothing")
 @pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
 def test_every_pipeline_has_a_diagram_and_a_record_of_json_that_moves_nothing(

@@ -97,7 +97,7 @@ def check_inverse(pipe: tp.Pipeline, epoch: int, world: int, draw: random.Random
 
 
 @given(spec=specs(), world=st.integers(1, 4), epoch=st.integers(0, 2), seed=st.integers(0, 999))
-@examples(150)
+@examples(150, often=8)
 def test_find_is_the_inverse_of_locate(spec: Any, world: int, epoch: int, seed: int) -> None:
     pipe = build_spec(spec)
     if pipe._iteration.plan.chain.num_shards % world:
@@ -118,7 +118,7 @@ def test_find_is_the_inverse_of_locate(spec: Any, world: int, epoch: int, seed: 
     "ignore:.*hardly moves",
 )
 @given(st.integers(0, 2**32))
-@examples(300, often=12, shrink=False)
+@examples(300, often=6, shrink=False)
 def test_find_is_the_inverse_of_locate_for_any_chain(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     chain: Chain = draw_chain(draw)

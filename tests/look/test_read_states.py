@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from interpreters import python
 from layouts import counted, of_ranks, save, state, stateful, uncounted
 from trainpipes.errors import TrainpipesError
 from trainpipes.look import read_states, summarize
@@ -121,7 +122,7 @@ def test_weights_beside_it_are_not_read(tmp_path):
         "(found,) = read_states(sys.argv[1])\n"
         "print(found.split()[-1], peak() - before < 40_000)"
     )
-    command = [sys.executable, "-c", code, str(path), str(small)]
+    command = [*python(), "-c", code, str(path), str(small)]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.stdout == '["loader"] True\n', told.stderr
 

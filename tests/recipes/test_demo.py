@@ -74,6 +74,8 @@ def test_a_small_demo_ends_well(
         steps = 20  # killed after 17, between two checkpoints
         monkeypatch.setattr(demo, "PYTHON", python(*TRAINER))
         monkeypatch.setattr(demo, "KILLS", demo.KILLS[1:])
+        train, small = demo.train, {"batch-size": 8, "max-length": 64}
+        monkeypatch.setattr(demo, "train", lambda f, o, *how: train(f, {**o, **small}, *how))
     assert demo.main(["--output", str(tmp_path), "--steps", str(steps), "--every", "24"]) == 0
     said = capsys.readouterr().out
     assert said.count("killed with SIGKILL") == kills

@@ -45,7 +45,7 @@ def test_a_resume_before_any_batch_is_exact(name: str, folder: Path) -> None:
     check_resume(pipe, limit=limit, epochs=2)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", EVERY)
 def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
     name: str, folder: Path

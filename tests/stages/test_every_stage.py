@@ -34,9 +34,10 @@ def test_no_stage_is_missing_here():
 SELDOM = [name for name in FINITE if " / " in name][::2]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SELDOM else n for n in FINITE]
-)
+OFTEN = [pytest.param(n, marks=pytest.mark.slow) if n in SELDOM else n for n in FINITE]
+
+
+@pytest.mark.parametrize("name", OFTEN)
 def test_a_stage_resumes_exactly(name, folder):
     stages = FINITE[name](folder).stages
     assert goes_on_exactly(lambda: tp.Pipeline(stages), epochs=1 if " / " in name else 2) >= 3
@@ -71,7 +72,7 @@ WORKERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(
     ("option", "name"), [*(("threads", n) for n in FINITE), *(("num_workers", n) for n in WORKERS)]
 )
@@ -81,7 +82,7 @@ def test_threads_and_workers_give_the_same(option: str, name: str, folder: Path)
     assert [digest(item) for item in tp.Loader(make(folder), **{option: 2})] == expected
 
 
-@pytest.mark.parametrize("name", FINITE)
+@pytest.mark.parametrize("name", OFTEN)
 def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     pipe = FINITE[name](folder)
     with warnings.catch_warnings(action="error"):

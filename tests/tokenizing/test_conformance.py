@@ -53,7 +53,7 @@ def batches(count: int, seed: int) -> Iterator[list[str]]:
         yield varied(min(STEP, count - start), seed + number, SPECIAL + PLAIN)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ADMITTED)
 def test_of_varied_texts(name: str) -> None:
     assert_same(name, batches(800, 100))
