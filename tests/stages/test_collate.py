@@ -206,7 +206,7 @@ def test_a_list_of_rows_that_map_returns_after_batch_collates_as_before_it() -> 
         expected = list(added(rows.map(one).batch(4)))
         found = list(added(rows.batch(4).map(with_image)))
         assert [digest(batch) for batch in found] == [digest(batch) for batch in expected]
-        check_resume(added(rows.batch(4).map(with_image)), processes=0)
+        check_resume(added(rows.batch(4).map(with_image)), epochs=2, processes=0)
     lengths = rows.batch(4).map(with_image).collate(len)
     assert list(lengths) == [4, 4, 2]
     more = list(rows.batch(4).map(doubled).collate())

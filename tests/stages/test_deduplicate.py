@@ -52,7 +52,7 @@ def rows_alone() -> tp.Pipeline:
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     limit = 40 if name == "endless" else None
-    check_resume(CHAINS[name], points=8, limit=limit, epochs=2, processes=0)
+    check_resume(CHAINS[name], limit=limit, epochs=2, processes=0)
 
 
 @given(st.data())

@@ -601,7 +601,7 @@ def test_other_threads_call_a_function_only_if_it_is_said_to_be_safe(name: str) 
 
 @pytest.mark.parametrize("name", ["map", "filter", "with_columns"])
 def test_they_go_on_exactly(name: str) -> None:
-    check_resume(lambda: SAFE_CHAINS[name](Noting(), SAFE), points=6, epochs=2)
+    check_resume(lambda: SAFE_CHAINS[name](Noting(), SAFE), points=4, epochs=2)
 
 
 @pytest.mark.parametrize("options", [{}, {"thread_safe": True}, {"num_workers": 2}])

@@ -145,10 +145,10 @@ def test_rows_of_which_the_function_raises_are_left_out_and_listed(
 @pytest.mark.parametrize("kind", STAGES)
 def test_resumes_are_exact(kind: str) -> None:
     add = STAGES[kind]
-    check_resume(add(rows().sharding_filter(4).shuffle(9, seed=1), "skip").batch(3), processes=0)
+    check_resume(add(rows().sharding_filter(4).shuffle(9, seed=1), "skip").batch(3), epochs=2, processes=0)
     if kind in BEFORE:
         before = add(rows(), "skip").sharding_filter(4).shuffle(9, seed=1).batch(3)
-        check_resume(before, processes=0)
+        check_resume(before, epochs=2, processes=0)
 
 
 def test_draws_of_rows_that_come_are_those_without_bad_rows() -> None:

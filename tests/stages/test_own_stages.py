@@ -134,7 +134,7 @@ OWN: dict[str, Callable[[], tp.Pipeline]] = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_stage_of_ones_own_resumes_exactly(name: str) -> None:
-    check_resume(OWN[name](), epochs=2, points=8, processes=0)
+    check_resume(OWN[name](), epochs=2, processes=0)
 
 
 # What is refused
@@ -272,7 +272,7 @@ def dealt(**options: Any) -> tp.Pipeline:
 
 
 def test_a_source_of_ones_own_gives_each_row_once_and_resumes_exactly() -> None:
-    check_resume(dealt().batch(4).collate(), epochs=2, points=8, processes=1)
+    check_resume(dealt().batch(4).collate(), epochs=2, processes=1)
     rows = [row["row"] for row in dealt()]
     assert sorted(rows) == list(range(61))
     assert rows != sorted(rows)

@@ -181,7 +181,8 @@ def python(*modules: str) -> tuple[str, ...]:
     server.write_text(SERVER)
     client.write_text(CLIENT)
     address = str(server.with_name("socket"))
-    command = [sys.executable, "-W", "ignore", str(server), address, str(os.getpid()), *modules]
+    first = python() if modules else (sys.executable,)  # which has torch already
+    command = [*first, "-W", "ignore", str(server), address, str(os.getpid()), *modules]
     null = subprocess.DEVNULL
     subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
     end = time.monotonic() + 120
