@@ -145,7 +145,9 @@ def test_rows_of_which_the_function_raises_are_left_out_and_listed(
 @pytest.mark.parametrize("kind", STAGES)
 def test_resumes_are_exact(kind: str) -> None:
     add = STAGES[kind]
-    check_resume(add(rows().sharding_filter(4).shuffle(9, seed=1), "skip").batch(3), epochs=2, processes=0)
+    check_resume(
+        add(rows().sharding_filter(4).shuffle(9, seed=1), "skip").batch(3), epochs=2, processes=0
+    )
     if kind in BEFORE:
         before = add(rows(), "skip").sharding_filter(4).shuffle(9, seed=1).batch(3)
         check_resume(before, epochs=2, processes=0)

@@ -80,7 +80,7 @@ def whole_steps(pipe: tp.Pipeline, ranks: int) -> int:
 
 
 @given(cases())
-@examples(100, shrink=False)
+@examples(100, often=8, shrink=False)
 def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
     everything, bad = range(FILES * ROWS), bad_rows(case)
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -118,7 +118,7 @@ def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
 
 
 @given(cases())
-@examples(100, often=10, shrink=False)
+@examples(100, often=5, shrink=False)
 def test_any_ranks_give_the_sequence_of_skip(case: dict[str, Any]) -> None:
     # In file order, all rows of a shard might be bad, in every epoch.
     case = {**case, "shards": 12, "buffer": case["buffer"] or 16, "stops": [*case["stops"], 6]}

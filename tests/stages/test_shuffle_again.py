@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from resuming import check_resume
+from resuming import check_resume, goes_on_exactly
 
 Make = Callable[[tp.Pipeline], tp.Pipeline]
 
@@ -76,7 +76,7 @@ def words(item: Any) -> str:
 SIZES = [(name, size) for n, name in enumerate(CHAINS) for size in (6, (1, 1000)[n % 2])]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_all_items_come_once_in_another_order_every_epoch(name: str, size: int) -> None:
     make, _ = CHAINS[name]
@@ -94,7 +94,7 @@ def test_all_items_come_once_in_another_order_every_epoch(name: str, size: int) 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     make, above = CHAINS[name]
-    check_resume(lambda: above(make().shuffle(6, seed=2)), points=4, epochs=2, processes=0)
+    goes_on_exactly(lambda: above(make().shuffle(6, seed=2)))
 
 
 def test_an_endless_chain_goes_on_exactly() -> None:
@@ -116,9 +116,8 @@ def test_buffers_of_one_shard_grow_and_hold_what_comes_one_after_the_other() -> 
 def test_the_first_batches_of_each_shard_move_too(size: int) -> None:
     orders = []
     for seed in range(40):
-        batches = list(
-            tp.from_dataset(range(600)).sharding_filter(2).batch(1).shuffle(size, seed=seed)
-        )
+        pipe = tp.from_dataset(range(600)).sharding_filter(2).batch(1).shuffle(size, seed=seed)
+        batches = list(islice(pipe, 20))
         assert sorted(batches[0:20:2]) == [[n] for n in range(10)] or size > 10
         orders.append([batch[0] for batch in batches[:6]])
     firsts = [{order[place] for order in orders} for place in range(6)]
