@@ -39,6 +39,7 @@ def opcodes(code: CodeType) -> dict[int, str]:
     return {one.offset: one.opname for one in dis.get_instructions(code)}
 
 
+@cache
 def _is_looked_at(code: CodeType, rooms: tuple[str, ...]) -> bool:
     name = code.co_filename
     return name.startswith(tuple(f"{OURS}/{room}" for room in rooms)) or any(
@@ -53,12 +54,14 @@ def _is_of_ours(frame: FrameType | None, rooms: tuple[str, ...]) -> bool:
     return frame is not None and _is_looked_at(frame.f_code, rooms)
 
 
-def _trace(look: Callable[[Place], None], rooms: tuple[str, ...]) -> Callable[..., Any]:
+def _trace(
+    look: Callable[[Place], None], rooms: tuple[str, ...], only: str | None
+) -> Callable[..., Any]:
     before: dict[FrameType, int] = {}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if not _is_looked_at(code, rooms):
+        if code.co_qualname != (only or code.co_qualname) or not _is_looked_at(code, rooms):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -75,9 +78,13 @@ def _trace(look: Callable[[Place], None], rooms: tuple[str, ...]) -> Callable[..
 
 @contextmanager
 def watched(
-    look: Callable[[Place], None], rooms: tuple[str, ...], again: int | None = None
+    look: Callable[[Place], None],
+    rooms: tuple[str, ...],
+    again: int | None = None,
+    only: str | None = None,
 ) -> Iterator[None]:
-    """Look at each place within, until that raises; ``again``: so many calls later, raise once more."""
+    """Look at each place within, or in functions of one name only, until that raises; ``again``: so many
+    calls later, raise once more."""
     left = 0 if again is None else again
     raised = False
 
@@ -99,7 +106,7 @@ def watched(
     sys._getframe().f_trace_opcodes = True  # Python 3.12 looks in settrace only
     if again is not None:
         sys.setprofile(second)
-    sys.settrace(_trace(first, rooms))
+    sys.settrace(_trace(first, rooms, only))
     try:
         yield
     finally:
@@ -151,6 +158,6 @@ def is_interrupted(
             came = True
             raise error
 
-    with ends_in_time(), suppress(error, KeyboardInterrupt), watched(interrupt, rooms, again):
+    with ends_in_time(), suppress(error, KeyboardInterrupt), watched(interrupt, rooms, again, at[1]):
         work()
     return came

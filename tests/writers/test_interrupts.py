@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,11 @@ pytestmark = [
         "ignore::pytest.PytestUnhandledThreadExceptionWarning",
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_disk_waits(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # Ctrl-C loses nothing that was written
 
 
 def is_whole(found: dict[str, bytes]) -> bool:
@@ -161,7 +167,7 @@ def test_as_a_writer_to_a_store_ends(job, s3, monkeypatch):
     found = [place for place in places_of(write, ROOMS) if place[1] in END]
     clear()
     assert len(found) > 30
-    check_all(write, here, clear, found[:: 4 if EVERYWHERE else 10])
+    check_all(write, here, clear, found[:: 4 if EVERYWHERE else 15])
 
 
 def test_of_requests(s3):
@@ -176,20 +182,20 @@ def test_of_requests(s3):
 
     found = places_of(read, ROOMS)
     came = 0
-    for place in some_of(found, 0, 3 if EVERYWHERE else 8):
+    for place in some_of(found, 0, 3 if EVERYWHERE else 16):
         came += is_interrupted(read, place, ROOMS)
         with ends_in_time():
             assert read() == [path.encode() for path in paths]
-    assert came > 7
+    assert came > 3
 
 
 def test_of_processes(tmp_path):
     rows = tp.from_arrow(pa.table({"x": range(60)}))
 
     def write() -> None:
-        rows.write_json(tmp_path / "out", num_files=3, executor=Processes(2))
+        rows.write_json(tmp_path / "out", num_files=3, executor=Processes(2, "forkserver"))
 
-    places = some_of(places_of(write, ("processes/executors", "_internal")), 0, 100)
+    places = some_of(places_of(write, ("engine/processes/executors", "_internal")), 0, 60)
     shutil.rmtree(tmp_path / "out")
     check_all(write, lambda: contents(tmp_path / "out"),
               lambda: shutil.rmtree(tmp_path / "out", ignore_errors=True), places)  # fmt: skip
