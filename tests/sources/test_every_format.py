@@ -82,8 +82,8 @@ def test_the_same_rows_in_any_format_give_the_same_batches(tmp_path, rows):
 def test_a_run_resumes_exactly(name, every, few):
     pipe = FORMATS[name].read(few(name), 7)
     shuffled = pipe.sharding_filter(4).shuffle(9, seed=2).batch(3)
-    check_resume(shuffled, epochs=2, processes=2 if every == 1 else 0, every=every)
-    check_resume(pipe.batch(5), epochs=1 if every > 1 else 2, processes=0, every=every)
+    check_resume(shuffled, epochs=2, processes=2 if every == 1 else 0, every=every, points=4)
+    check_resume(pipe.batch(5), epochs=1 if every > 1 else 2, processes=0, every=every, points=4)
 
 
 class OneAfterTheOther(IterableDataset):

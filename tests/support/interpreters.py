@@ -27,7 +27,8 @@ import json, os, select, signal, socket, sys, warnings
 if os.fork():
     os._exit(0)  # so that it is no child of the tests, which count theirs, and kill them
 os.setsid()
-import torch, torch.distributed, torchdata.nodes, torchdata.stateful_dataloader
+import torch, torch._dynamo, torch.distributed  # the second one is what a first optimizer imports
+import torchdata.nodes, torchdata.stateful_dataloader
 import pyarrow.parquet, pyarrow.json, pyarrow.csv
 import trainpipes.loader, trainpipes.pipeline.starts, trainpipes.testing
 import importlib
