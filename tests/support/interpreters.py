@@ -32,6 +32,7 @@ import torchdata.nodes, torchdata.stateful_dataloader
 import pyarrow.parquet, pyarrow.json, pyarrow.csv
 import trainpipes.loader, trainpipes.pipeline.starts, trainpipes.testing
 import importlib
+from trainpipes.engine.processes import executors
 for more in sys.argv[3:]:
     importlib.import_module(more)
 
@@ -83,6 +84,7 @@ def wait(connection, child):
 
 streams, asked = serve(sys.argv[1])
 os.setpgid(0, 0)
+executors.HOME = os.getpid()  # which has a fork server of its own
 for number, stream in enumerate(streams):
     os.dup2(stream, number)
 os.closerange(3, 64)

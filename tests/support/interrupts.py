@@ -158,6 +158,10 @@ def is_interrupted(
             came = True
             raise error
 
-    with ends_in_time(), suppress(error, KeyboardInterrupt), watched(interrupt, rooms, again, at[1]):
+    with (
+        ends_in_time(),
+        suppress(error, KeyboardInterrupt),
+        watched(interrupt, rooms, again, at[1]),
+    ):
         work()
     return came
