@@ -106,17 +106,11 @@ def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> No
         found = taken(batches, called)
         assert loader.set_weights({"b": 5, "c": 0}, at_step=13) == 13
         states = {called: loader.state_dict()}
-        for number in range(called + 1, 18):
+        for number in range(called + 1, 15):
             found += taken(batches, 1)
             states[number] = loader.state_dict()
-        assert found + taken(batches, 23) == whole, called
-        for number in {
-            called,
-            12,
-            13,
-            14,
-            17,
-        } & states.keys():  # before the batch, at it and after it
+        assert found + taken(batches, 26) == whole, called
+        for number in {12, 13, 14} & states.keys():  # before the batch, at it and after it
             again = taken(iter(resumed(make(), states[number])), 6)
             assert again == whole[number : number + 6], (called, number)
 
@@ -127,7 +121,7 @@ def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> No
 def test_ranks_and_workers_of_any_number_go_on_alike(name: str, workers: int) -> None:
     make = CHAINS[name]
     whole = by_states(make, 14, 48)
-    for world in (1, 2, 4):
+    for world in (2, 4):
         found: list[list[Any]] = []
         states = []
         for rank in range(world):
@@ -150,8 +144,8 @@ def test_states_from_before_the_batch_go_on_on_other_ranks() -> None:
     batches = iter(loader)
     next(batches)
     loader.set_weights({"b": 5, "c": 0}, at_step=13)
-    for taken_before in range(1, 16):
-        if taken_before not in (1, 6, 12, 13, 14, 15):
+    for taken_before in range(1, 15):
+        if taken_before not in (1, 12, 13, 14):
             next(batches)
             continue
         state = loader.state_dict()
