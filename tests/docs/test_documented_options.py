@@ -62,9 +62,6 @@ def _fields(kind: ast.ClassDef, classes: Classes) -> set[str]:
 
 
 def test_options_that_a_docstring_names_exist() -> None:
-    missing = {name: named - taken for name, named, taken in documented() if named - taken}
-    assert not missing
-
-
-def test_most_docstrings_with_options_are_read() -> None:
-    assert sum(len(named) for _, named, _ in documented()) > 700
+    found = list(documented())
+    assert not {name: named - taken for name, named, taken in found if named - taken}
+    assert sum(len(named) for _, named, _ in found) > 700  # most are read

@@ -82,10 +82,10 @@ def schema_of(content: bytes) -> range:
 
 #: A file, which part of it has a bit flipped, and of how many bits one in an ordinary run.
 PARTS = {
-    "footer": (arrow(), footer_of, 11),
-    "header in a file": (arrow(columns=1), header_of, 9),
-    "header in a stream": (arrow(True, 1), header_of, 9),
-    "schema": (arrow(True, 1), schema_of, 9),
+    "footer": (arrow(), footer_of, 23),
+    "header in a file": (arrow(columns=1), header_of, 19),
+    "header in a stream": (arrow(True, 1), header_of, 19),
+    "schema": (arrow(True, 1), schema_of, 19),
 }
 
 

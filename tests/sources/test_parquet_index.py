@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -259,17 +260,19 @@ def texts(count: int, words: int, rng: random.Random) -> list[str]:
 )
 def test_the_size_of_a_row_is_told_within_a_factor_of_two_and_a_half(tmp_path, kind, options):
     rng, rows = random.Random(0), 4000
-    columns: dict[str, object] = {
-        "ints": [rng.randrange(50) for _ in range(rows)],
-        "tokens": [[rng.randrange(100) for _ in range(rng.randint(5, 99))] for _ in range(rows)],
-        "text": texts(rows, 40, rng),
-        "few prompts": rng.choices(texts(3, 300, rng), k=rows),
-        "many prompts": rng.choices(["", *texts(200, 80, rng)], k=rows),
-        "labels": rng.choices(["positive", "negative", "neutral"], k=rows),
-        "sorted": sorted(rng.choices(["books", "code", "wikipedia"], k=rows)),
-        "chat": [[{"role": "user", "content": text}] for text in texts(rows, 30, rng)],
+    columns: dict[str, Callable[[], object]] = {
+        "ints": lambda: [rng.randrange(50) for _ in range(rows)],
+        "tokens": lambda: [
+            [rng.randrange(100) for _ in range(rng.randint(5, 99))] for _ in range(rows)
+        ],
+        "text": lambda: texts(rows, 40, rng),
+        "few prompts": lambda: rng.choices(texts(3, 300, rng), k=rows),
+        "many prompts": lambda: rng.choices(["", *texts(200, 80, rng)], k=rows),
+        "labels": lambda: rng.choices(["positive", "negative", "neutral"], k=rows),
+        "sorted": lambda: sorted(rng.choices(["books", "code", "wikipedia"], k=rows)),
+        "chat": lambda: [[{"role": "user", "content": text}] for text in texts(rows, 30, rng)],
     }
-    table = pa.table({"x": columns[kind]})
+    table = pa.table({"x": columns[kind]()})
     write(tmp_path / "1.parquet", table, **options)
     row_bytes = source(tmp_path).row_bytes
     assert row_bytes is not None

@@ -183,6 +183,7 @@ def test_check_resume_passes(uri: str) -> None:
     check_resume(cached, epochs=2, processes=0, every=5)
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_a_process_that_was_forked_says_what_to_do(uri: str) -> None:
     pipe = batches(uri, version=1)
     next(iter(pipe))  # opened here, before the fork

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from trainpipes.filesystems import systems
 from trainpipes.sources.files import file_bytes as range_file
 from trainpipes.sources.files import remote_bytes
@@ -35,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_file, "LEAST_BYTES", 64)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(examples(200), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_ranges_and_any_read_give_the_bytes_of_that_place(remote, data):
     place = st.integers(0, len(DATA))

@@ -36,7 +36,7 @@ def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", see
 
 
 #: The others are killed where slow tests are run.
-OFTEN = {"counted, json", *[*CASES][::2]}
+OFTEN = {"counted, json", "counted, parquet", "stream, arrow", "memmap", *[*CASES][10::2]}
 
 
 @pytest.mark.parametrize(
