@@ -33,11 +33,6 @@ LITTLE = "64KB"
 SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 3}
 
 
-@pytest.fixture(autouse=True)
-def nobody_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def small(rows: int = 300) -> pa.Table:
     return pa.table(
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,11 +38,6 @@ pytestmark = [
         "ignore::pytest.PytestUnhandledThreadExceptionWarning",
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_disk_waits(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # Ctrl-C loses nothing that was written
 
 
 def is_whole(found: dict[str, bytes]) -> bool:

@@ -75,12 +75,12 @@ def test_shares_of_tokens_hold_over_many_epochs(stop: Any) -> None:
     options: Any = {"weights": {"a": 1, "b": 3}, "weight_by": "tokens", "stop": stop}
     pipe = mixed({"a": 150, "b": 150}, 8, 20, **options)
     tokens = Counter[str]()
-    for row in islice(in_epochs(pipe), 12_000):
+    for row in islice(in_epochs(pipe), 6_000):
         tokens[row["of"]] += row["n"]
     assert abs(tokens["a"] / sum(tokens.values()) - 0.25) < 0.005
 
 
-@pytest.mark.parametrize("shards", [1, 2, 7, 24])
+@pytest.mark.parametrize("shards", [1, 7, 24])
 def test_without_weights_an_epoch_has_each_row_once(shards: int) -> None:
     pipe = mixed({"a": 200, "b": 501, "c": 70}, shards)
     for _ in range(3):
@@ -148,4 +148,4 @@ def test_ends_of_epochs_are_exact_on_any_ranks(stop: Any, rolls: bool) -> None:
 
     assert_ranks_agree(make())
     assert_resumes_elsewhere(make())
-    check_resume(make, limit=60 if rolls else None, epochs=2, points=12, processes=0)
+    check_resume(make, limit=60 if rolls else None, epochs=2, points=6, processes=0)
