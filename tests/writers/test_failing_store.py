@@ -189,8 +189,9 @@ def test_a_store_that_is_gone_is_one_clear_error_and_the_next_call_goes_on(
         folder, begun = new_folder(), time.monotonic()
         caplog.clear()
         server.fault = of(folder, FAULTS[fault], gone, 1 << 30)
+        patience = tp.Retry(deadline=2 if gone else 0.5)
         try:
-            job(folder, storage_options=options(server), retry=tp.Retry(deadline=2 if gone else 0.5))
+            job(folder, storage_options=options(server), retry=patience)
             outcomes.add("is of no more use" in caplog.text)  # all but its last request was made
         except tp.UnreachableError as error:
             said = error.message
