@@ -90,7 +90,7 @@ def test_arrays_that_do_not_fit_together_are_named(tmp_path):
 
 
 def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path):
-    path, numbers = tmp_path / "a.npz", np.zeros((1 << 20, 8), np.float32)
+    path, numbers = tmp_path / "a.npz", np.zeros((1 << 19, 8), np.float32)
     numbers[::1000] = 7
     np.savez_compressed(path, x=numbers, y=np.asfortranarray(numbers[:, :2]))
     pipe = tp.list_files(path).read_numpy(columns=["x"], index=False)
@@ -103,6 +103,6 @@ def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path):
         tracemalloc.stop()
     assert first[0]["x"].tolist() == numbers[0].tolist()
     assert most < 1.3 * numbers.nbytes
-    both = next(iter(tp.list_files(path).read_numpy().batch(1 << 20).collate()))
+    both = next(iter(tp.list_files(path).read_numpy().batch(1 << 19).collate()))
     assert np.array_equal(both["x"].numpy(), numbers)
     assert np.array_equal(both["y"].numpy(), numbers[:, :2])

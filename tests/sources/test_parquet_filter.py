@@ -407,6 +407,7 @@ def test_values_that_arrow_cuts_within_a_character_are_filtered_by(stage, tmp_pa
         list(tp.read_parquet(tmp_path / "a.parquet").filter([("other", "in", texts)]))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stage", [False, True])
 @pytest.mark.parametrize("kind", ["all", "any", "expression"])
 def test_conditions_without_number_are_refused(kind: str, stage: bool, tmp_path: Path) -> None:
