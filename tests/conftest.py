@@ -133,6 +133,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nobody_waits_for_the_disk() -> Iterator[None]:
+    """What kills or interrupts a process loses nothing that it has written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def golden() -> Callable[..., None]:
     """Asserts that what was found is what a file of ``golden`` holds, which must never change by accident: a
