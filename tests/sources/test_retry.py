@@ -198,15 +198,15 @@ def test_denied_access_ends_at_once_and_says_what_to_do(server, status):
 
 
 def test_one_dead_server_is_not_asked_for_every_file(tmp_path):
-    for file in range(100):
+    for file in range(200):
         (tmp_path / f"{file}.parquet").write_bytes(bytes(100))
     with serving(tmp_path) as server:
-        urls = [f"{server.url}/{file}.parquet" for file in range(100)]
+        urls = [f"{server.url}/{file}.parquet" for file in range(200)]
         server.fault = lambda method, *_: None if method == "HEAD" else (403, {})
         with pytest.raises(tp.UnreachableError):
             len(tp.list_files(urls).read_parquet().batch(2))
-        # A slow request is asked for twice, side by side.
-        assert len({asked for asked in server.asked if asked.startswith("GET")}) <= 64
+        # 64 at a time, and few more until the first answer is looked at; a slow request is made twice.
+        assert len({asked for asked in server.asked if asked.startswith("GET")}) < 150
 
 
 def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(server):
