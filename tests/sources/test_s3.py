@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import trainpipes as tp
 from trainpipes.errors import MissingFilesError
 from trainpipes.filesystems.retry import Requests
 from trainpipes.sources import read_parquet
@@ -75,6 +76,15 @@ def test_folders_globs_and_lists_of_urls_stand_for_objects(bucket, s3):
         files = ListFiles(urls=urls, storage_options=s3).files()
         assert files.names == wanted
     assert ListFiles(urls=wanted[1], storage_options=s3).files().names == wanted[1:2]
+
+
+def test_objects_that_stand_for_folders_are_no_files(s3):
+    system, root = fsspec.filesystem("s3", **s3), f"test-s3/{uuid4().hex}"
+    for name, content in {"": b"", "a/": b"", "a/b/": b"", "a/b/1.bin": b"one"}.items():
+        system.call_s3("put_object", Bucket="test-s3", Key=f"{root[8:]}/{name}", Body=content)
+    for pattern in ("", "/**", "/**/*", "/a/**"):
+        files = tp.list_files(f"s3://{root}{pattern}", storage_options=s3)
+        assert [row["bytes"] for row in files.read_bytes()] == [b"one"]
 
 
 def test_the_rows_and_the_fingerprint_are_those_of_the_local_files(bucket, local, s3):

@@ -257,7 +257,8 @@ def reported(info: Mapping[str, Any]) -> Reported:
 
 
 def _entry(info: Mapping[str, Any]) -> Entry:
-    is_folder = info["type"] == "directory"
+    # Consoles of stores make a folder by an object of no bytes whose name ends in "/".
+    is_folder = info["type"] == "directory" or info["name"].endswith("/")
     return Entry(info["name"].rstrip("/") if is_folder else info["name"], is_folder, info)
 
 
