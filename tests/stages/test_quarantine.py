@@ -365,6 +365,21 @@ def test_a_quarantine_may_be_at_a_url_in_objects_of_some_size(store: str, tmp_pa
     assert "hush" not in json.dumps([found, objects])
 
 
+def test_a_store_that_is_gone_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "pipe_file", gone)
+    quarantine = tp.Quarantine("memory://gone", retry=tp.Retry(max_attempts=2, deadline=9))
+    rows = tp.from_dataset([{"id": 0}, {"id": 1}]).map(
+        lambda row: 1 / row["id"], on_error=quarantine
+    )
+    with pytest.raises(tp.UnreachableError) as caught:
+        list(rows)
+    said = "from the last checkpoint if there is one, or try more than 2 by Quarantine(..., retry=tp.Retry("
+    assert said in caught.value.message
+
+
 def test_a_full_disk_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 400 + '{"id": 1}\n')
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)

@@ -589,7 +589,7 @@ def test_a_clip_is_fetched_from_s3_by_ranges(
         with pytest.raises(tp.errors.UnreadableError, match="test-sound/gone"):
             list(gone.decode_audio(storage_options=options))
     retry = tp.Retry(max_attempts=1, deadline=1)
-    with pytest.raises(tp.errors.UnreachableError):  # which says nothing about the row
+    with pytest.raises(tp.errors.UnreachableError, match=r"by decode_audio\(\.\.\., retry="):
         list(gone.decode_audio(storage_options=options, retry=retry, on_error="skip"))
 
 

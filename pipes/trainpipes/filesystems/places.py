@@ -158,6 +158,7 @@ def place_at(
     caller: str,
     storage_options: Mapping[str, Any] | None = None,
     retry: Any = NORMAL,
+    cure: tuple[str, str] = WRITING,
 ) -> Place:
     url = str(folder).rstrip("/")
     scheme, _, rest = str(folder).partition("://")
@@ -170,7 +171,7 @@ def place_at(
         )
     retry = Retry.of(retry, f"{caller}(retry)")
     system, path = open_system(url, storage_options or {}, retry)
-    return Place(url, caller, system, path, retry)
+    return Place(url, caller, system, path, retry, cure)
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ class Place:
     system: Any = field(repr=False)
     path: str = field(repr=False)
     retry: Retry = NORMAL
+    cure: tuple[str, str] = field(default=WRITING, repr=False)
 
     @property
     def is_local(self) -> bool:
@@ -301,7 +303,7 @@ class Place:
         return self._requests().call(self.system, method, *paths, **options)
 
     def _requests(self) -> Requests:
-        return Requests(self.retry, WRITING)
+        return Requests(self.retry, self.cure)
 
 
 class Lock(Protocol):

@@ -47,11 +47,16 @@ SAID = {
     "passing": "cannot be reached: {times} in {seconds:.3g} s, the last ended with {text}; check the "
     "network, the address and the server, then {again}, or try {more} by {longer}",
 }
-#: Of a reader and of a writer: the step to repeat, and where more tries are allowed.
-READING = (
-    "start again, from the last checkpoint if there is one",
-    "list_files(..., retry=tp.Retry({option}=...))",
-)
+
+
+def cure_of(caller: str) -> tuple[str, str]:
+    """Of what is called in a run: the step to repeat, and where more tries are allowed."""
+    again = "start again, from the last checkpoint if there is one"
+    return again, f"{caller}(..., retry=tp.Retry({{option}}=...))"
+
+
+#: The same of a reader and of a writer.
+READING = cure_of("list_files")
 WRITING = (
     "call it again to go on after the files that are whole",
     "retry=tp.Retry({option}=...)",

@@ -23,7 +23,7 @@ from trainpipes._internal.checks import pip_install
 from trainpipes._internal.messages import clean, nearest
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.filesystems.request import try_once
-from trainpipes.filesystems.retry import NORMAL, Requests, Retry
+from trainpipes.filesystems.retry import NORMAL, Requests, Retry, cure_of
 
 #: Connections to a store, at most.
 CONNECTIONS = 64
@@ -141,8 +141,8 @@ class RangedFile(FileByParts):
     Libraries in C drop the error of a read: it gives no more bytes from then on, and ``check`` raises it.
     """
 
-    def __init__(self, system: Any, path: str, retry: Retry) -> None:
-        self._system, self._path, self._requests = system, path, Requests(retry)
+    def __init__(self, system: Any, path: str, requests: Requests) -> None:
+        self._system, self._path, self._requests = system, path, requests
         super().__init__(int(self._requests.call(system, "size", path)))
         self._blocks: dict[int, bytes] = {}  # by number, those that were read last at the end
         self._follows, self._ahead = (
@@ -191,8 +191,10 @@ def open_named(
     options: Mapping[str, Any] | None = None,
     retry: Retry = NORMAL,
     whole: bool = True,
+    caller: str = "list_files",
 ) -> BinaryIO:
-    """A file by its path or URL; a file on a server is fetched at once if the ``whole`` is needed.
+    """A file by its path or URL; a file on a server is fetched at once if the ``whole`` is needed. ``caller``
+    has the option ``retry``.
 
     Raises:
         OSError: it is not there, or is no file.
@@ -201,9 +203,10 @@ def open_named(
         name = f"{folder.rstrip('/')}/{name}"
     system, path = open_system(name, options or {}, retry)
     if not is_local(system):
+        requests = Requests(retry, cure_of(caller))
         if whole:
-            return io.BytesIO(Requests(retry).call(system, "cat_file", path))
-        return cast(BinaryIO, RangedFile(system, path, retry))
+            return io.BytesIO(requests.call(system, "cat_file", path))
+        return cast(BinaryIO, RangedFile(system, path, requests))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileNotFoundError(errno.ENOENT, "it is no file", path)
     return Path(path).open("rb")

@@ -26,6 +26,7 @@ from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, UnreachableError, cut, hidden, shown
 from trainpipes.filesystems.places import place_at, writing
+from trainpipes.filesystems.retry import NORMAL, Retry, cure_of
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Numbers, Stage, Tally, is_aside, made_once
@@ -35,7 +36,7 @@ log = logging.getLogger("trainpipes")
 #: Characters of an error and of a row in a line, places and kinds of errors that a summary names.
 ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
 #: The arguments that a config may have.
-IN_CONFIGS = ("folder", "max_rows", "max_share")
+IN_CONFIGS = ("folder", "max_rows", "max_share", "retry")
 #: Bytes of an object at a URL; up to there it is written anew with each further line.
 PART_BYTES = 64 << 10
 #: The names of its files.
@@ -58,6 +59,7 @@ class Quarantine:
         max_share: a stage that leaves out more than this share of the rows that it was given in a process, of
             1,000 at least, stops the run.
         storage_options: more options of fsspec; never shown or saved.
+        retry: how long failing requests to a URL are made again.
 
     >>> import json, pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -76,6 +78,7 @@ class Quarantine:
     max_rows: int = 100_000
     max_share: float = 0.1
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    retry: Retry | Mapping[str, Any] = NORMAL
 
     def __post_init__(self) -> None:
         checks.require(
@@ -87,6 +90,7 @@ class Quarantine:
         good = self.storage_options is None or isinstance(self.storage_options, Mapping)
         got = type(self.storage_options).__name__
         checks.require(good, "Quarantine(storage_options)", "a dict of fsspec options", got)
+        object.__setattr__(self, "retry", Retry.of(self.retry, "Quarantine(retry)"))
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.given().items())
@@ -106,7 +110,9 @@ class Quarantine:
         options: Any = {"folder": folder} if isinstance(folder, str) else folder
         good = isinstance(options, Mapping) and {"folder"} <= options.keys() <= {*IN_CONFIGS}
         if value.keys() != {"quarantine"} or not good:
-            rule = "{quarantine: folder}, or a mapping there with folder, max_rows, max_share"
+            rule = (
+                "{quarantine: folder}, or a mapping there with folder, max_rows, max_share, retry"
+            )
             got = [*(options if isinstance(options, Mapping) else value)]  # no values: secrets
             raise ValueError(f"on_error must be a word, or {rule}, got one with {shown(got)}")
         return Quarantine(**options)
@@ -139,7 +145,9 @@ class Lines:
     def __init__(self, quarantine: Quarantine) -> None:
         self.lock = Lock()
         self._quarantine = quarantine
-        self._place = place_at(str(quarantine.folder), "Quarantine", quarantine.storage_options)
+        folder, options = str(quarantine.folder), quarantine.storage_options
+        cure = cure_of("Quarantine")
+        self._place = place_at(folder, "Quarantine", options, quarantine.retry, cure)
         rank, worker = data_parallel()[0], getattr(get_worker_info(), "id", 0)
         who = f"{socket.gethostname()}-{os.getpid()}-{rank}-{worker}-{secrets.token_hex(4)}"
         self._name = f"quarantine-{who}"

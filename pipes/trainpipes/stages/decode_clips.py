@@ -142,7 +142,7 @@ class ClipDecoder(Decoder):
         try:
             folder, options = given_options["folder"], given_options["storage_options"]
             about = None if folder is None else os.fspath(folder), options, given_options["retry"]
-            with closing(open_named(path, *about, whole=whole)) as file:
+            with closing(open_named(path, *about, whole, self.name)) as file:
                 yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise Undecodable(
