@@ -409,3 +409,24 @@ def test_files_that_end_by_their_bytes_are_cut_alike_when_a_run_goes_on(
         monkeypatch.setattr(os, "replace", replace)
         assert write(pipe, format, tmp_path / stop).kept in (1, len(whole.files) - 1)
         assert contents(tmp_path / stop) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_long_rows_are_few_in_a_row_group(blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainpipes.writers.formats.GROUP_BYTES", 128 << 10)
+    monkeypatch.setattr("trainpipes.writers.formats.OTHER_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr("trainpipes.writers.epoch_rows.MANY_BYTES", 16 << 10)
+    texts = ["x" * (size << 4) for size in (1, 9000, 9000, 1, 700, 9000, 1) + 15 * (600,)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet", row_group_size=22 // blocks)
+    pipe = tp.read_parquet(tmp_path / "in.parquet")
+    for name, groups in {"parquet": [2, 1, 3, 15, 1], "arrow": [2, 1, 3, 8, 7, 1]}.items():
+        written = write(pipe, name, tmp_path / name)
+        if name == "parquet":
+            about = pq.ParquetFile(written.files[0]).metadata
+            lengths = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+        else:
+            file = pa.ipc.open_file(written.files[0])
+            lengths = [len(file.get_batch(n)) for n in range(file.num_record_batches)]
+        assert lengths == groups
+        read = getattr(tp, f"read_{name}")(tmp_path / name)
+        assert [row["text"] for row in read] == texts

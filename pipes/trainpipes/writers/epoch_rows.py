@@ -91,12 +91,18 @@ class TableGroups:
         parts: list[pa.Table] = []  # a part of each table: rows of the same are not copied
         rows = size = 0
         step, table, start = FIRST_ROWS, self._table, self.used
+        long = max(most_bytes, 4 * MANY_BYTES)
         while rows < most and size < most_bytes:
             looked_at: list[pa.Table] = []
-            left = min(step, most - rows)
+            left, held, row_sizes = min(step, most - rows), 0, list[int]()
             while left and (some := self.some(left)) is not None:
                 looked_at.append(some)
-                left -= len(some)
+                left, held = left - len(some), held + some.nbytes
+                if held > long // 2:  # the group may end within the rows looked at
+                    beyond = self._beyond(looked_at, row_sizes, long)
+                    if beyond is not None:
+                        self.used, left = self.used - beyond, 0
+                        looked_at[-1] = some.slice(0, len(some) - beyond)
                 if self._table is not table:
                     if table is not None:
                         parts.append(table.slice(start))
@@ -113,6 +119,16 @@ class TableGroups:
             return None
         last = table.slice(start, rows - sum(map(len, parts)))
         return pa.concat_tables([*parts, last]), size
+
+    def _beyond(self, tables: list[pa.Table], row_sizes: list[int], most_bytes: int) -> int | None:
+        """How many rows of the last table come after the one with which all have more than so many bytes;
+        None if they have not. ``row_sizes`` are of the first rows, and become those of all.
+        """
+        rows = [table.slice(row, 1) for table in tables for row in range(len(table))]
+        row_sizes += [self._size([row]) for row in rows[len(row_sizes) :]]
+        ends = np.cumsum(row_sizes)
+        after = int(np.count_nonzero(ends > most_bytes))
+        return min(after, len(tables[-1])) - 1 if after else None
 
     def _size(self, tables: list[pa.Table]) -> int:
         """Bytes of rows, as these alone say."""
