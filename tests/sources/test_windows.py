@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -259,6 +260,14 @@ REFUSED: list[tuple[Callable[[tp.Pipeline], Any], str]] = [
         "tells series apart by integers or texts, got list",
     ),
 ]
+
+
+def test_a_filter_of_the_reader_is_named_as_its_option(files: str) -> None:
+    rows = tp.read_parquet(files, filter=pc.field("episode") > 0)
+    with pytest.raises(
+        tp.ConfigError, match=r"leave that option of read_parquet\(\) out, or write"
+    ):
+        rows.windows(2)
 
 
 @pytest.mark.parametrize(("make", "said"), REFUSED, ids=range(len(REFUSED)))

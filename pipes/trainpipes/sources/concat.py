@@ -144,10 +144,10 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    for stage in [*opener_of(stages)._above(), *stages[reader + 1 :]]:
+    options = opener_of(stages)._above()
+    for stage in [*options, *stages[reader + 1 :]]:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
-            by_opener = stage.name == opener_of(stages).name
             several = caller != "windows"
             way = f"put {stage.name}() after {caller}()" + ", for all sources" * several
             if isinstance(stage, kinds.ShuffleStage) and caller == "concat":
@@ -155,8 +155,8 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
                     '; or go through one after the other, each shuffled in itself, by mix({"a": a, "b": b}, '
                     'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
                 )
-            if by_opener:
-                way = "leave that option out, or write the rows to files first"
+            if stage in options:
+                way = f"leave that option of {opener_of(stages).name}() out, or write the rows to files first"
             where = f" in source {number}" * several
             raise ConfigError(
                 f"{caller}(...): {stage}{where} does not keep each row as it is read, in every epoch: {way}"
