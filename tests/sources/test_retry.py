@@ -146,6 +146,7 @@ def test_workers_try_again_too(server, folder, method):
 # What does not
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("stage", "fault"),
     [*((stage, (503, {})) for stage in ("info", "footers", "rows")), ("info", "close"), ("info", "stall"),
@@ -153,8 +154,7 @@ def test_workers_try_again_too(server, folder, method):
     ids=str,
 )  # fmt: skip
 def test_a_server_that_is_gone_is_said_to_be(server, stage, fault):
-    seconds = 1 if stage == "rows" else 0.5
-    pipe = opened(server, seconds) if stage == "rows" else over_http(server, seconds)
+    pipe = opened(server, 1) if stage == "rows" else over_http(server, 1)
     server.fault = lambda method, *_: None if stage == "footers" and method == "HEAD" else fault
     with pytest.raises(tp.UnreachableError, match=r"tp\.Retry\(deadline=") as caught:
         list(pipe)
