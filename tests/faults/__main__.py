@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -34,11 +35,14 @@ from schemata import draw, instrument, judged, load, save  # noqa: E402
 
 LIST = ROOT / "tests/faults/drawn.jsonl"
 LIBRARY = ROOT / "pipes/trainpipes"
-PYTEST = ["-q", "-p", "no:cacheprovider", "--timeout", "120"]
+PYTEST = ["-q", "-p", "no:cacheprovider", "--timeout", "40"]
 #: Of one process, and of several (``-n 3``).
 PASSED = re.compile(r"^(tests/.*) PASSED|^\[gw\d+\] .*PASSED (tests/.*?) *$", re.M)
-#: Seconds of tests for one fault, as they took in the record, and how many are run together.
-SECONDS, AT_ONCE = 60, 8
+#: Seconds of short and of long tests for one fault, as they took in the record; seconds from which a test is a
+#: long one; and seconds for the tests of one fault at most.
+SECONDS, LONG, MOST = {False: 10.0, True: 10.0}, 0.7, 240
+#: Faults tried at the same time; what is said of one whose tests took too long.
+AT_A_TIME, OVER = 2, "over"
 
 
 def main() -> None:
@@ -55,12 +59,22 @@ def main() -> None:
             environment = paths(folder) | {"FAULT_RECORD": str(folder / "hits")}
             subprocess.run(call, cwd=ROOT, env=environment, stdout=out, check=False)
     elif what == "run":
-        # In a process that imports the copy, once for all faults.
+        # In processes that import the copy, once for all faults.
         folder, minutes = copied(Path(more[0]).resolve()), more[1] if more[1:] else "600"
+        (folder / "results").mkdir(exist_ok=True)
         call = [sys.executable, "-W", "ignore", __file__, "forks", str(folder), minutes]
-        subprocess.run(call, cwd=ROOT, env=paths(folder), check=True)
+        runs = [
+            subprocess.Popen([*call, str(turn)], cwd=ROOT, env=paths(folder))
+            for turn in range(AT_A_TIME)
+        ]
+        for run in runs:
+            run.wait()
+        faults = load(LIST)
+        for file in (folder / "results").glob("*.txt"):
+            faults[int(file.stem)] = judged(faults[int(file.stem)], file.read_text())
+        save(LIST, faults)
     elif what == "forks":
-        forks(Path(more[0]), time.monotonic() + 60 * float(more[1]))
+        forks(Path(more[0]), time.monotonic() + 60 * float(more[1]), int(more[2]))
     table()
 
 
@@ -79,94 +93,111 @@ def copied(folder: Path) -> Path:
 
 
 def plan(folder: Path) -> dict[int, list[str]]:
-    """The tests of each fault: the one that noticed it before, then the shortest first, one of each file
-    before a second one of any.
+    """The tests of each fault: the one that noticed it before, then short ones, of the fault's own room first,
+    one of each file before a second one of any; then long ones.
     """
     record, seconds = folder / "record.txt", dict[str, float]()
     if record.exists():
         passed = {test for pair in PASSED.findall(record.read_text()) for test in pair if test}
-        seconds = dict.fromkeys(passed, 0.5)
+        seconds = dict.fromkeys(passed, 0.1)
         for took, test in re.findall(r"^([\d.]+)s \w+ +(tests/.*)$", record.read_text(), re.M):
             seconds[test] = seconds.get(test, 0) + float(took)
+    by = defaultdict[int, set[str]](set)
+    for file in (folder / "hits").glob("*"):
+        test = ""
+        for line in file.read_text().splitlines():
+            if line.startswith("tests/"):
+                test = line
+            elif test in seconds:
+                for number in line.split():
+                    by[int(number)].add(test)
     chosen: dict[int, list[str]] = {}
     for number, fault in enumerate(load(LIST)):
         by_file = defaultdict(list)
-        for hit in (folder / f"hits/{number}").glob("*"):
-            if (test := hit.read_text().rsplit(" (", 1)[0]) in seconds:
-                by_file[test.split("::")[0]].append(test)
+        for test in by[number]:
+            by_file[test.split("::")[0]].append(test)
         turns = []
-        for tests in by_file.values():
+        for file, tests in by_file.items():
             tests.sort(key=seconds.__getitem__)
-            turns += [(turn, seconds[test], test) for turn, test in enumerate(tests)]
+            away = f"/{fault.room}/" not in file
+            turns += [
+                ((seconds[test] > LONG, away, turn, seconds[test]), test)
+                for turn, test in enumerate(tests)
+            ]
         known = fault.noticed.startswith("tests/")
-        chosen[number], left = [fault.noticed] if known else [], float(SECONDS)
-        for _, took, test in sorted(set(turns)):
-            left -= took
-            if left > 0 and test not in chosen[number]:
+        chosen[number], left = [fault.noticed] if known else [], dict(SECONDS)
+        for (is_long, *_), test in sorted(turns):
+            left[is_long] -= seconds[test]
+            if left[is_long] > 0 and test not in chosen[number]:
                 chosen[number].append(test)
     return chosen
 
 
-class First:
-    """Of a run of pytest: the first test that fails."""
+class Forks:
+    """Instead of a run of the collected tests: each fault, in a fork of the process that has collected them."""
 
-    failed = ""
+    def __init__(self, folder: Path, until: float, turn: int) -> None:
+        self.folder, self.until, self.turn = folder, until, turn
+        self.failed = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed = self.failed or (report.nodeid if report.failed else "")
 
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        chosen = plan(self.folder)
+        numbers = json.loads((self.folder / "within.json").read_text())
+        random.Random(0).shuffle(numbers)  # of all rooms, if the time is over before the end
+        for number in numbers[self.turn :: AT_A_TIME]:
+            done = self.folder / f"results/{number}.txt"
+            tests = [items[test] for test in chosen[number] if test in items]
+            if not tests or done.exists() or time.monotonic() > self.until:
+                continue
+            noticed = self.in_fork(number, tests)
+            if noticed == OVER:
+                continue
+            if noticed in items and self.in_fork(-1, [items[noticed]]):
+                noticed = ""  # it fails without a fault, too
+            done.write_text(noticed)
+            print(number, noticed or "UNNOTICED", file=sys.__stderr__, flush=True)
+        return True
 
-def forks(folder: Path, until: float) -> None:
-    """Each fault in a fork of this process, until the time is over."""
+    def in_fork(self, number: int, tests: list[pytest.Item]) -> str:
+        """The first of the tests that fails with a fault on, or how that ends."""
+        said = self.folder / f"said{self.turn}.txt"
+        said.unlink(missing_ok=True)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            out = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            import_module("trainpipes._faults").ACTIVE = number
+            os.environ["FAULT"] = str(number)  # for processes that it starts
+            for test, after in zip(tests, [*tests[1:], None], strict=True):
+                test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
+                if self.failed:
+                    break
+            said.write_text(self.failed)
+            os._exit(0)
+        ends, gone = time.monotonic() + MOST, (0, 0)
+        while not gone[0] and time.monotonic() < ends:
+            time.sleep(0.02)
+            gone = os.waitpid(child, os.WNOHANG)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # and what it has left
+        if not gone[0]:
+            os.waitpid(child, 0)
+        if said.exists():
+            return said.read_text()
+        return "the process of the tests ended" if gone[0] else OVER
+
+
+def forks(folder: Path, until: float, turn: int) -> None:
     for name in ("torch.distributed", "torchdata.stateful_dataloader", "trainpipes.testing"):
         import_module(name)
     os.chdir(ROOT)
-    chosen = plan(folder)
-    for number in json.loads((folder / "within.json").read_text()):
-        done = folder / f"results/{number}.txt"
-        if not chosen[number] or done.exists() or time.monotonic() > until:
-            continue
-        noticed = in_fork(number, chosen[number], folder)
-        if noticed.startswith("tests/") and in_fork(-1, [noticed], folder):
-            noticed = ""  # it fails without a fault, too
-        done.parent.mkdir(exist_ok=True)
-        done.write_text(noticed)
-        faults = load(LIST)
-        faults[number] = judged(faults[number], noticed)
-        save(LIST, faults)
-        print(number, noticed or "UNNOTICED", flush=True)
-
-
-def in_fork(number: int, tests: list[str], folder: Path) -> str:
-    """The first of the tests that fails in a fork of this process, with a fault on, or how that ends."""
-    said = folder / "said.txt"
-    said.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        switch: Any = import_module("trainpipes._faults")
-        switch.ACTIVE, first, code = number, First(), 0
-        os.environ["FAULT"] = str(number)  # for processes that it starts
-        for start in range(0, len(tests), AT_ONCE):  # a file takes time to import, too
-            some = tests[start : start + AT_ONCE]
-            code = code or int(pytest.main([*PYTEST, "-x", "--tb=short", *some], [first]))
-        said.write_text(first.failed or (f"ends with {code}" if code else ""))
-        sys.stdout.flush()
-        os._exit(0)
-    ends, gone = time.monotonic() + 4 * SECONDS, (0, 0)
-    while not gone[0] and time.monotonic() < ends:
-        time.sleep(0.05)
-        gone = os.waitpid(child, os.WNOHANG)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # and what it has left
-    if not gone[0]:
-        os.waitpid(child, 0)
-    if said.exists():
-        return said.read_text()
-    return "the process of the tests ended" if gone[0] else ""  # a test's own limit ends what hangs
+    pytest.main([*PYTEST, "tests"], [Forks(folder, until, turn)])
 
 
 def table() -> None:

@@ -25,26 +25,38 @@ SWAPS: dict[type, type] = {
     ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 #: What a copy of the library gets: which fault is on, and where it is asked, the test that asks.
-SWITCH = '''"""Which fault is on. ``RECORD`` names a folder for the tests that come by each."""
+SWITCH = '''"""Which fault is on. ``RECORD`` names a folder for the faults that each test comes by: a file for
+each process, a test's name in a line of its own and then the numbers.
+"""
 
-import hashlib
 import os
 
 ACTIVE = int(os.environ.get("FAULT", -1))
 RECORD = os.environ.get("FAULT_RECORD")
-_seen = set()
+_seen, _of, _out = set(), None, -1
 
 
 def on(number):
     if RECORD:
-        test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
-        if (number, test) not in _seen and test:
-            _seen.add((number, test))
-            folder = os.path.join(RECORD, str(number))
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, hashlib.sha1(test.encode()).hexdigest()), "w") as file:
-                file.write(test)
+        _record(number)
     return number == ACTIVE
+
+
+def _record(number):
+    global _of, _out
+    test = os.environ._data.get(b"PYTEST_CURRENT_TEST")
+    if not test:
+        return
+    if (os.getpid(), test) != _of:
+        if _of is None or _of[0] != os.getpid():
+            os.makedirs(RECORD, exist_ok=True)
+            _out = os.open(f"{RECORD}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        _of = os.getpid(), test
+        _seen.clear()
+        os.write(_out, b"\\n" + test.rpartition(b" (")[0] + b"\\n")
+    if number not in _seen:
+        _seen.add(number)
+        os.write(_out, b"%d " % number)
 '''
 
 
