@@ -24,7 +24,6 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,8 +37,8 @@ LIBRARY = ROOT / "pipes/trainpipes"
 PYTEST = ["-q", "-p", "no:cacheprovider", "--timeout", "40"]
 #: Of one process, and of several (``-n 3``).
 PASSED = re.compile(r"^(tests/.*) PASSED|^\[gw\d+\] .*PASSED (tests/.*?) *$", re.M)
-#: Seconds of short and of long tests for one fault, as they took in the record; seconds from which a test is a
-#: long one; and seconds for the tests of one fault at most.
+#: Seconds of short and of long tests for one fault, as they took in the record; seconds from which a test
+#: is a long one; and seconds for the tests of one fault at most.
 SECONDS, LONG, MOST = {False: 10.0, True: 10.0}, 0.7, 240
 #: Faults tried at the same time; what is said of one whose tests took too long.
 AT_A_TIME, OVER = 2, "over"
@@ -93,8 +92,8 @@ def copied(folder: Path) -> Path:
 
 
 def plan(folder: Path) -> dict[int, list[str]]:
-    """The tests of each fault: the one that noticed it before, then short ones, of the fault's own room first,
-    one of each file before a second one of any; then long ones.
+    """The tests of each fault: the one that noticed it before, then short ones, of the fault's own room
+    first, one of each file before a second one of any; then long ones.
     """
     record, seconds = folder / "record.txt", dict[str, float]()
     if record.exists():
@@ -134,7 +133,7 @@ def plan(folder: Path) -> dict[int, list[str]]:
 
 
 class Forks:
-    """Instead of a run of the collected tests: each fault, in a fork of the process that has collected them."""
+    """In place of a run of the collected tests: each fault, in a fork of the process that collected them."""
 
     def __init__(self, folder: Path, until: float, turn: int) -> None:
         self.folder, self.until, self.turn = folder, until, turn
