@@ -315,7 +315,7 @@ def test_errors_name_the_row_in_its_file(tmp_path):
 
 def test_a_filter_stands_after_concat_and_says_so(tmp_path):
     one = tp.read_parquet(many(tmp_path), filter=RANGE)
-    with pytest.raises(ConfigError, match=r"put filter\(\) after concat\(\)"):
+    with pytest.raises(ConfigError, match=r"leave .* out and put filter\(\) after concat\(\)"):
         tp.concat(one, one)
 
 

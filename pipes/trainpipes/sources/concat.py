@@ -156,7 +156,9 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
                     'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
                 )
             if stage in options:
-                way = f"leave that option of {opener_of(stages).name}() out, or write the rows to files first"
+                opener = opener_of(stages).name
+                instead = f" and {way}" if several and stage.name != opener else ""
+                way = f"leave that option of {opener}() out{instead}, or write the rows to files first"
             where = f" in source {number}" * several
             raise ConfigError(
                 f"{caller}(...): {stage}{where} does not keep each row as it is read, in every epoch: {way}"
