@@ -241,6 +241,7 @@ def large(times: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("times", [1, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", large(0))
 def test_a_large_document_ends_soon(name: str, times: int) -> None:

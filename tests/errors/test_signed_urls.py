@@ -110,6 +110,7 @@ def written(folder: Path) -> list[str]:
     return [str(p) for p in files if MARK in str(p) or MARK.encode() in p.read_bytes()]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
     server: FaultyServer,
@@ -163,6 +164,7 @@ def faults() -> Iterator[Any]:
             yield pytest.param(name, when, fault, marks=[] if quick else [pytest.mark.slow])
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(("name", "when", "fault"), list(faults()))
 def test_what_is_printed_of_an_error_has_no_value_of_a_query(
     server: FaultyServer, name: str, when: str, fault: str, caplog: pytest.LogCaptureFixture

@@ -66,6 +66,7 @@ def test_any_sequence_of_reads_gives_the_rows_that_are_there(name, source, monke
                 reader.close()
 
 
+@pytest.mark.sample(21)
 @every
 def test_readers_of_one_source_have_places_of_their_own_in_threads(name, source):
     longest = int(np.argmax(source.lengths))
@@ -86,6 +87,7 @@ def test_readers_of_one_source_have_places_of_their_own_in_threads(name, source)
     assert not wrong
 
 
+@pytest.mark.sample(21)
 @every
 def test_a_read_that_was_interrupted_loses_no_rows(name, source, monkeypatch):
     if getattr(source, "by_number", False):

@@ -119,6 +119,7 @@ def test_a_pipeline_that_was_read_from_can_be_pickled(name, few):
         assert len(reader.read(0, 0, int(source.lengths[0]))) == int(source.lengths[0])
 
 
+@pytest.mark.sample(8)
 @every
 def test_files_on_another_machine_are_read_alike(name, few):
     memory, there = fsspec.filesystem("memory"), f"/formats/{name}"
@@ -282,6 +283,7 @@ def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, cou
     assert 0 < counted.fetched < format.reads * most < format.reads * 0.43 * len(data)
 
 
+@pytest.mark.sample(8)
 @every
 def test_many_files_of_few_rows_and_one_of_many(tmp_path, name):
     sizes = (*(n % 3 for n in range(13)), 200, 1)

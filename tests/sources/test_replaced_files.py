@@ -59,6 +59,7 @@ def saved(format: Format, folder: Path) -> tuple[list[str], dict[str, Any], list
     return paths, state, following(read(format, paths), state)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_replaced_file_is_refused_by_name(name, tmp_path):
     format = FORMATS[name]
@@ -76,6 +77,7 @@ def test_a_replaced_file_is_refused_by_name(name, tmp_path):
     assert "allow_changes=['data']" in str(caught.value)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_elsewhere_and_those_written_again_are_the_same(name, tmp_path):
     format = FORMATS[name]
@@ -90,6 +92,7 @@ def test_files_elsewhere_and_those_written_again_are_the_same(name, tmp_path):
     assert following(read(format, paths), state) == then
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_renamed_file_is_refused(name, tmp_path):
     format = FORMATS[name]

@@ -308,7 +308,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("members", "block_rows"), [(1, None), (1, 7), (9, None), (9, 7)])
 @pytest.mark.parametrize("ending", PACK)
 def test_compressed_files_hold_the_same_rows(write, small_pieces, ending, members, block_rows):

@@ -69,6 +69,7 @@ def xs(items: Any) -> list[list[int]]:
     return [row["x"].tolist() for row in items]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("length", "stride"), [(1, 1), (4, 1), (4, None), (5, 3), (8, 2), (3, 11), (31, 1)]
 )

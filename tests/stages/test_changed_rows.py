@@ -74,6 +74,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", STAGES)
 def test_a_function_may_change_its_row(name: str, source: str) -> None:

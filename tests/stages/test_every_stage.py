@@ -82,6 +82,7 @@ def test_threads_and_workers_give_the_same(option: str, name: str, folder: Path)
     assert [digest(item) for item in tp.Loader(make(folder), **{option: 2})] == expected
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", OFTEN)
 def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     pipe = FINITE[name](folder)

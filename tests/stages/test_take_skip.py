@@ -44,6 +44,7 @@ def test_rows_that_are_shuffled_are_taken_over_all_shards() -> None:
     assert list(rows.take(20)) == list(rows)[:20]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("options", [{}, {"threads": 0}, {"num_workers": 2}], ids=str)
 @pytest.mark.parametrize(("shards", "times"), [(1, 1), (4, 1), (1, 2), (4, 2)])
 def test_functions_after_skip_are_not_called_for_what_it_leaves_out(

@@ -85,7 +85,7 @@ ONE_KEY = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_those_of_a_full_decode(kind: str) -> None:
     content = video(**KINDS[kind])
@@ -183,6 +183,7 @@ def test_a_wanted_frame_may_lie_just_before_a_key_frame(kind: str) -> None:
         assert digests(row["video"]) == digests([frames[p] for p in places]), n
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", ["mp4", "variable rate", "mpegts", "odd size"])
 @pytest.mark.parametrize("fps", [2, 12.5, 25, 60])
 def test_a_rate_is_that_of_ffmpegs_filter(kind: str, fps: float) -> None:
