@@ -26,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/faults"))
@@ -171,6 +172,7 @@ class Forks:
             out = os.open(os.devnull, os.O_WRONLY)
             os.dup2(out, 1)
             os.dup2(out, 2)
+            torch.set_num_threads(1)  # the others stayed behind
             import_module("trainpipes._faults").ACTIVE = number
             os.environ["FAULT"] = str(number)  # for processes that it starts
             for test, after in zip(tests, [*tests[1:], None], strict=True):
