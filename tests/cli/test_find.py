@@ -1,0 +1,30 @@
+"""``trainpipes find``: the epoch that it looks at."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+import trainpipes as tp
+from command import Ran
+
+
+def test_it_looks_at_the_epoch_of_the_checkpoint_or_at_the_first(tmp_path: Path, ran: Ran) -> None:
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "a.parquet", row_group_size=10)
+    pipe = tp.read_parquet(tmp_path / "a.parquet").shuffle(20, seed=0).batch(4)
+    pipe.to_yaml(tmp_path / "train.yaml")
+    loader = tp.Loader(pipe)
+    list(loader)
+    list(islice(loader, 3))
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    for epoch, more in ((0, ()), (1, ("--checkpoint", tmp_path / "state.pt"))):
+        code, out, _ = ran("find", tmp_path / "train.yaml", "--row", "a.parquet:7", "--json", *more)
+        assert code == 0
+        (found,) = json.loads(out)["found"]
+        (wanted,) = tp.find(pipe, [("a.parquet", 7)], epoch=epoch)
+        assert (found["epoch"], found["step"]) == (epoch, wanted.step)
