@@ -154,7 +154,9 @@ class Forks:
             if not tests or done.exists() or time.monotonic() > self.until:
                 continue
             noticed = self.in_fork(number, tests)
-            while noticed in items and self.in_fork(-1, [items[noticed]]):  # it fails without it, too
+            while noticed in items and self.in_fork(
+                -1, [items[noticed]]
+            ):  # it fails without it, too
                 tests = tests[tests.index(items[noticed]) + 1 :]
                 noticed = self.in_fork(number, tests)
             if noticed == OVER:
