@@ -213,6 +213,15 @@ def test_what_is_open_comes_first_in_its_order() -> None:
     assert loaded(queue_of(rows()), again.state_dict()).get() is None
 
 
+def test_a_state_that_is_loaded_takes_the_place_of_what_is_in_flight() -> None:
+    state = queue_of(rows()).state_dict()
+    queue = queue_of(rows(), max_in_flight=10)
+    assert len(taken(queue, 10)) == 10
+    queue.load_state_dict(state)
+    assert queue.in_flight == 0
+    assert rest(queue) == [*range(ROWS)]
+
+
 def test_keys_are_alike_in_every_run_and_on_any_number_of_ranks() -> None:
     pipe = dealt(rows()).shuffle(20, seed=1)
     alone = {work.key: work.item["id"] for work in taken(queue_of(pipe), ROWS)}

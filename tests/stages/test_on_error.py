@@ -207,6 +207,9 @@ def test_batches_are_not_left_out() -> None:
             continue
         with pytest.raises(tp.ConfigError, match=r"by its on_error: put it before batch\(\)"):
             list(add(rows().batch(4), "skip"))
+    ids = tp.from_dataset([{"input_ids": [1, 2], "labels": [1, 2]}] * 4).batch(2)
+    with pytest.raises(tp.ConfigError, match=r"by its on_error: put it before batch\(\)"):
+        list(ids.tokenized_by("bytes", on_error="skip"))
 
 
 def test_an_expression_has_no_on_error() -> None:
