@@ -52,7 +52,9 @@ def take(made: list[tp.Loader], steps: int, m: int = 0) -> tuple[list[list[int]]
     return came, tp.merge_states([loader.state_dict() for loader in made])
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(1, 2), (3, 7)])
+@pytest.mark.parametrize(
+    ("ranks", "steps"), [(1, 2), (3, 7), pytest.param(4, 7, marks=pytest.mark.slow)]
+)
 def test_from_a_batch_on_rows_are_left_out_and_no_other_is_lost_or_comes_again(
     files: str, ranks: int, steps: int
 ) -> None:

@@ -29,7 +29,7 @@ WAYS = {
 }
 
 
-#: The other pairs where slow tests are run.
+#: Ways and pipelines of an ordinary run; a slow one has the other pairs.
 OFTEN = [("dcp", "filtered"), ("files", "repeated")]
 PAIRS = [(way, name) for way in WAYS for name in PIPELINES]
 

@@ -33,7 +33,11 @@ PIPELINES = {
 
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [*((name, 0) for name in PIPELINES), ("repeated twice", 2)],
+    [
+        *((name, 0) for name in PIPELINES),
+        ("repeated twice", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ragged", "placed")),
+    ],
 )
 def test_the_last_item_is_known_and_the_state_is_that_of_the_item_given(
     name: str, workers: int

@@ -126,7 +126,10 @@ def test_a_state_of_an_epochs_end_is_called_what_the_next_epoch_is(
         assert sorted(run.epoch(number)) == expected[number]
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(0, False), (2, True), pytest.param(2, False, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("taken", [5, None])
 def test_what_a_stateful_data_loader_loads_is_named_too(
     workers: int, persistent: bool, taken: int | None

@@ -44,6 +44,7 @@ def goes_on_exactly(make: Callable[[], Any], *, epochs: int = 2) -> int:
         return items
 
     for number, items in enumerate(whole):
+        assert items, "nothing to go on with"
         within = len(items) * (3 + 2 * number) // 8  # no half, where windows may end
         found = part(max(1, within)) + part(None)
         assert found == items, f"epoch {number}"

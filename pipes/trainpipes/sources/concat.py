@@ -144,8 +144,8 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    options = opener_of(stages)._above()
-    for stage in [*options, *stages[reader + 1 :]]:
+    opener = opener_of(stages)
+    for stage in [*(options := opener._above()), *stages[reader + 1 :]]:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             several = caller != "windows"
@@ -156,9 +156,8 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
                     'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
                 )
             if stage in options:
-                opener = opener_of(stages).name
-                instead = f" and {way}" if several and stage.name != opener else ""
-                way = f"leave that option of {opener}() out{instead}, or write the rows to files first"
+                way = f" and {way}" if several and stage.name != opener.name else ""
+                way = f"leave that option of {opener.name}() out{way}, or write the rows to files first"
             where = f" in source {number}" * several
             raise ConfigError(
                 f"{caller}(...): {stage}{where} does not keep each row as it is read, in every epoch: {way}"

@@ -80,7 +80,7 @@ def test_shares_of_tokens_hold_over_many_epochs(stop: Any) -> None:
     assert abs(tokens["a"] / sum(tokens.values()) - 0.25) < 0.005
 
 
-@pytest.mark.parametrize("shards", [1, 7, 24])
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow), 7, 24])
 def test_without_weights_an_epoch_has_each_row_once(shards: int) -> None:
     pipe = mixed({"a": 200, "b": 501, "c": 70}, shards)
     for _ in range(3):

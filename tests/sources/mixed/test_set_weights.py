@@ -110,7 +110,7 @@ def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> No
             found += taken(batches, 1)
             states[number] = loader.state_dict()
         assert found + taken(batches, 26) == whole, called
-        for number in {12, 13, 14} & states.keys():  # before the batch, at it and after it
+        for number in {called, 12, 13, 14} & states.keys():  # before the batch, at it and after it
             again = taken(iter(resumed(make(), states[number])), 6)
             assert again == whole[number : number + 6], (called, number)
 
