@@ -192,7 +192,7 @@ EVERY: dict[str, Make] = {
         size=12,
         resize=14,
         on_error="skip",
-        **SMALL | o,
+        **SMALL | {"num_shards": 2} | o,  # of 18 videos, so that there are whole batches
     ),
     "speech": lambda f, **o: spoken(f, num_mels=8, augment=True, **o),
     "speech / samples": lambda f, **o: spoken(f, output="input_values", **o),

@@ -140,12 +140,12 @@ def opener_of(chain: Sequence[Stage]) -> kinds.Source:
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
-    reader = stages.index(opener_of(stages))
+    opener = opener_of(stages)
+    reader, options = stages.index(opener), opener._above()
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    opener = opener_of(stages)
-    for stage in [*(options := opener._above()), *stages[reader + 1 :]]:
+    for stage in [*options, *stages[reader + 1 :]]:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             several = caller != "windows"
