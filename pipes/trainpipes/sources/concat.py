@@ -140,8 +140,7 @@ def opener_of(chain: Sequence[Stage]) -> kinds.Source:
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
-    opener = opener_of(stages)
-    reader, options = stages.index(opener), opener._above()
+    reader, options = stages.index(opener := opener_of(stages)), opener._above()
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
