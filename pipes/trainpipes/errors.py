@@ -379,6 +379,8 @@ def shown(value: Any, most: int = MOST) -> str:
     "[1, 'b']"
     >>> shown("x" * 1_000_000, 20)
     "'xxxxxxxxx…xxxxxxxx'"
+    >>> shown(list(range(1000)), 20)
+    '[0, 1, 2, … 99, ...]'
     """
     return cut(_in_one_line(hidden(_Short().repr(value))), most)
 

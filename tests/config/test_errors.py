@@ -138,6 +138,11 @@ def test_another_option_of_the_same_value_is_not_blamed() -> None:
         loads(text)
 
 
+def test_a_word_of_the_message_is_no_value_that_is_to_blame() -> None:
+    said = refused("recipe: sft\noptions:\n  prompt: is\n  files: y.jsonl\n  tokenizer: bytes\n")
+    assert said.startswith(":4: options.files: there is no file")
+
+
 @pytest.mark.parametrize(("data", "said"), [
     (b"a\0b", "train.yaml:1: this is no YAML"),
     (b"a: b\nc: \xff\n", "train.yaml: a config must be UTF-8"),

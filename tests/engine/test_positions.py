@@ -318,6 +318,14 @@ def test_of_two_threads_that_ask_one_iterator_at_once_one_is_refused(
     assert found == [list(range(first, min(first + 8, 100))) for first in range(0, 100, 8)]
 
 
+def test_a_function_that_asks_its_own_iterator_is_refused_after_a_state_too() -> None:
+    rows: Any = iter(tp.from_arrow(TABLE).map(lambda row: next(rows) if row["row"] else row))
+    next(rows)
+    rows.state_dict()
+    with pytest.raises(RuntimeError, match="already executing"):
+        next(rows)
+
+
 def test_a_state_is_not_taken_while_another_thread_takes_an_item() -> None:
     inside, go_on = threading.Event(), threading.Event()
 

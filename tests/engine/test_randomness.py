@@ -134,6 +134,8 @@ GOLDEN = {
     "a stream": Spec((26,), num_shards=2, buffer_size=8, seed=42, batch_size=4, stream=True),
     "a stream in chunks": Spec((200,), num_shards=2, buffer_size=100, seed=42, batch_size=20, stream=True,
         keep=Keep(7, 2)),
+    "a stream in single rows": Spec((60,), num_shards=2, buffer_size=10, seed=42, batch_size=4, stream=True,
+        keep=Keep(7, 2)),
     "a negative seed": Spec((12,), num_shards=None, buffer_size=12, seed=-1, batch_size=4),
     "a seed of more than 64 bits": Spec((12,), num_shards=None, buffer_size=12, seed=2**70, batch_size=4),
 }  # fmt: skip

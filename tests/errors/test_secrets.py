@@ -117,6 +117,7 @@ def test_a_row_that_is_an_address_is_shown_without_its_password() -> None:
     ("Client(api_key='abc', region='eu')", "Client(api_key='…', region='eu')"),
     ('{"secret": "abc", "secrets": 3}', '{"secret": \'…\', "secrets": 3}'),
     ("ünïcode://ü:p@h", "ünïcode://…@h"),
+    ("https://me:pw@h/x: me:pw@h is refused", "https://…@h/x: …@h is refused"),
     ("", ""),
 ])  # fmt: skip
 def test_only_what_is_secret_is_hidden(text: str, told: str) -> None:

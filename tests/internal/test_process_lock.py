@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from forked import Child
-from trainpipes._internal.locks import ProcessLock
+from forked import Child, in_child
+from trainpipes._internal.locks import ForkLock, ProcessLock
 
 
 @pytest.mark.parametrize("without_memory", [False, True])
@@ -52,3 +53,22 @@ def test_it_keeps_threads_apart_where_all_files_were_closed() -> None:
     with lock:
         assert lock._is_owned()
     assert not lock._is_owned()
+
+
+def test_what_a_thread_holds_is_free_in_a_forked_child() -> None:
+    lock, held, over = ForkLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    try:
+        assert not lock.acquire(blocking=False)
+        assert in_child(lambda: lock.acquire(blocking=False))
+    finally:
+        over.set()
+        thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -106,3 +107,19 @@ def test_who_is_interrupted_between_parts_waits_for_others_alone() -> None:
         assert len(done) == 1
 
     beside(shared, work, helpers=1)
+
+
+def test_who_helps_where_nothing_is_to_be_done_takes_no_processor() -> None:
+    shared, over, took = SharedWork(), threading.Event(), []
+
+    def help_and_count() -> None:
+        began = time.thread_time()
+        shared.help(over.is_set)
+        took.append(time.thread_time() - began)
+
+    helper = threading.Thread(target=help_and_count)
+    helper.start()
+    time.sleep(0.3)
+    over.set()
+    helper.join(10)
+    assert took[0] < 0.1

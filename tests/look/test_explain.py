@@ -46,6 +46,11 @@ def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     assert held <= said.window_bytes <= 4 * held
 
 
+def test_threads_work_in_the_process_of_the_rank(files):
+    assert "held by each rank" in str(tp.Loader(pipeline(files)).explain())
+    assert "held by each worker" in str(pipeline(files).explain(num_workers=1))
+
+
 def test_bytes_are_said_in_the_same_units_everywhere(files):
     said = str(tp.list_files(files).read_parquet().shuffle(1000).explain())
     units = set(re.findall(r"[\d.,]+ (B|bytes|[kKMG]i?B)\b", said))

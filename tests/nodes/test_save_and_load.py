@@ -404,6 +404,24 @@ def test_a_state_that_json_cannot_hold_is_refused_when_it_is_asked_for() -> None
         chain.state_dict()
 
 
+@pytest.mark.parametrize("taken", [0, 1, 2, 3])
+def test_an_epoch_that_was_loaded_and_left_unread_is_begun_anew_or_followed(taken: int) -> None:
+    def made() -> Any:
+        return tn.Batch(IterableWrapper(range(5)), batch_size=2)
+
+    node = made()
+    for _ in range(2):
+        node.reset()
+        given = [next(node) for _ in range(taken)]
+        state, rest, other, left = node.state_dict(), list(node), made(), made()
+        other.reset(state)
+        assert list(other) == rest
+        assert given + rest == [[0, 1], [2, 3], [4]]
+        left.reset(state)
+        left.reset()
+        assert list(left) == [[0, 1], [2, 3], [4]]
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
 def test_shards_that_are_in_different_epochs_of_a_node_get_the_rows_of_theirs(shards: int) -> None:
     # With three shards one has two of an epoch's five batches, and reads on in the next epoch.

@@ -155,6 +155,15 @@ def test_a_large_file_becomes_several_and_the_batches_stay(tmp_path):
     assert sum(entry["notes"]["tokens"] for entry in entries) == done.tokens
 
 
+def test_files_are_cut_by_the_bytes_of_their_row_groups(tmp_path):
+    drawn = np.random.default_rng(0)
+    texts = [drawn.bytes(2000 if n < 5 else 20).hex() for n in range(20)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet", row_group_size=5)
+    rows = tp.read_parquet(tmp_path / "rows.parquet").tokenize("bytes")
+    done = tokenize(rows, tmp_path / "out", bytes_per_file=8_000)
+    assert [pq.read_metadata(file).num_rows for file in done.files] == [5, 15]
+
+
 def packed(rows: tp.Pipeline) -> tp.Pipeline:
     return rows.sharding_filter(12).shuffle(16).batch(4).pad_collate()
 

@@ -201,7 +201,9 @@ def test_another_package_can_offer_recipes(tmp_path: Path, monkeypatch: Any) -> 
     code = "import trainpipes as tp\n\ndef count(n, **rest):\n    return tp.from_dataset(range(n)).batch(2)\n"
     (tmp_path / "counting_recipes.py").write_text(code)
     offer(tmp_path, "counting", {"count": "counting_recipes:count"}, monkeypatch)
-    assert list(tp.recipe("count", n=3, name="free")) == [[0, 1], [2]]
+    pipe = tp.recipe("count", n=3, name="free")
+    assert list(pipe) == [[0, 1], [2]]
+    assert pipe.to_yaml().endswith("recipe: count\noptions:\n  'n': 3\n  name: free\n")
     sys.modules.pop("counting_recipes", None)
 
 

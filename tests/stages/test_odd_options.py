@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_a_column_is_named_once(times: int) -> None:
         rows().select(*names)
     with pytest.raises(tp.ConfigError, match="columns of different names, got 'x' twice"):
         tp.from_arrow(pa.table([[1]] * times, names=names))
+
+
+def test_a_function_with_and_without_arguments_are_two_options() -> None:
+    assert rows().map(partial(dict)) == rows().map(partial(dict)) != rows().map(dict)
+    assert rows().map(dict) != rows().map(partial(dict))
+
+
+def test_bytes_of_a_shuffle_are_a_number_or_text_with_a_unit() -> None:
+    told, number = (rows().shuffle(5, max_bytes=most) for most in ("1 MiB", 1 << 20))
+    assert told == number
+    assert told.state_dict() == number.state_dict()
+    with pytest.raises(tp.ConfigError, match=r'shuffle\(max_bytes\) must .* "500MB", got \'lots\''):
+        rows().shuffle(5, max_bytes="lots")
 
 
 def test_an_option_that_holds_itself_is_refused() -> None:

@@ -135,7 +135,8 @@ def test_workers_of_a_plain_loader_pass_it_over_and_say_so(monkeypatch: pytest.M
             first = next(iterator)
     assert first["x"].device.type == "cpu"
     loader: DataLoader[Any] = DataLoader(batches().to("meta"), batch_size=None, num_workers=0)
-    assert next(iter(loader))["x"].device.type == "meta"
+    for given in (loader, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
+        assert next(iter(given))["x"].device.type == "meta"
 
 
 def test_pin_and_to_without_an_accelerator_say_so(recwarn: pytest.WarningsRecorder) -> None:

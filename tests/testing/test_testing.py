@@ -75,6 +75,16 @@ def fails(said):
     return pytest.raises(ResumeError, match=said or None)
 
 
+class LosesItsStart(Counter):
+    def get_state(self):
+        return {"epoch": 1, "i": 0} if not self.i else super().get_state()
+
+
+def test_the_first_point_is_among_those_that_are_drawn():
+    with fails("epoch 0"):
+        check_resume(LosesItsStart, points=2, processes=0)
+
+
 def test_a_right_node_passes():
     report = check_resume(Counter)
     assert report.items == (5, 5, 5)

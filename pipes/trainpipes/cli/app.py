@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -104,7 +103,7 @@ def said(error: BaseException) -> str:
     """An error as a text; of an unforeseen error, its kind, too."""
     known = sys.modules.get("trainpipes.errors")
     if known and isinstance(error, known.TrainpipesError):
-        text = _without_trace(error)
+        text = str(error)
         return f"{text} (here: --overwrite)" if "overwrite=True" in text else text
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -112,14 +111,6 @@ def said(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"the package {package} is needed and not installed: pip install {package}"
-    text = _without_trace(error)
+    text = str(error)
     text = text if len(text) <= MOST else f"{text[:MOST]}…"
     return f"{type(error).__name__}{': ' if text else ''}{text} (--debug shows where)"
-
-
-def _without_trace(error: BaseException) -> str:
-    text = str(error)
-    if "Original Traceback (most recent call last):" not in text:
-        return text
-    starts = list(re.finditer(rf"^(?:[\w.]+\.)?{type(error).__name__}: ", text, re.MULTILINE))
-    return text[starts[-1].end() :].strip() if starts else text

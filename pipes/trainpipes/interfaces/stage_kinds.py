@@ -367,8 +367,12 @@ class ShuffleStage(RegroupStage, reorders=True):
 
     buffer_size = 0
     seed = 0
-    max_bytes = 0
     sampler = None
+
+    @property
+    def memory(self) -> int:
+        """The most bytes that the pipeline may take in a process."""
+        return 0
 
     @property
     def order(self) -> RowOrder | None:

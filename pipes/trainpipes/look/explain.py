@@ -312,7 +312,7 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
         buffer, longest = int(chain.shuffle.buffer_size), int(blocks.lengths.max(initial=0))
         if window_rows < min(buffer, blocks.rows):
             yield (
-                f"max_bytes = {chain.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
+                f"max_bytes = {chain.shuffle.memory:,} makes the shuffle's buffer smaller "
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
         if longest > 2 * window_rows:

@@ -191,10 +191,8 @@ class Video:
         track, converter = self.track, VideoReformatter()
         times = np.empty(len(ticks))
         pixels: Any = None
-        shape, before = (
-            (0, 0),
-            (-1, 0),
-        )  # of frames as they are coded; the last frame's place and time
+        # Of frames as they are coded; the last frame's place and time.
+        shape, before = (0, 0), (-1, 0)
         for n in sorted(range(len(ticks)), key=lambda n: ticks[n]):
             time, frame = track.at(ticks[n])
             self._check_end(time, frame, ticks[n])
@@ -278,12 +276,10 @@ class Track:
         self._packets: Iterator[Any] = iter(container.demux(self.stream))
         self._read_to: int | None = None  # the time of decoding of the packets read
         self._pending: deque[Any] = deque()  # packets read, not decoded
-        self._known: set[int] = (
-            set()
-        )  # times of frames from the last given frame on, as packets say them
-        self._key: int | None = (
-            None  # that of the key frame that decoding began at: frames before are bad
-        )
+        # Times of frames from the last given frame on, as packets say them.
+        self._known = set[int]()
+        # That of the key frame that decoding began at: frames before are bad.
+        self._key: int | None = None
         self._shown: dict[int, Any] = {}  # frames that were decoded, by time
         self._is_fresh = self._is_read = self._is_done = False
         self._count = 0  # frames that were decoded

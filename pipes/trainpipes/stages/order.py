@@ -56,9 +56,9 @@ class Shuffle(stage_kinds.ShuffleStage):
     Args:
         buffer_size: the fewest rows that each batch is drawn from.
         seed: for the order. Global seeds are neither read nor changed.
-        max_bytes: the most memory for the pipeline in a process, estimated from file footers;
-            large rows make buffers smaller. 1 GiB if left out. It shapes the order, so a resume
-            needs the same value.
+        max_bytes: the most memory for the pipeline in a process, such as ``"4GB"``, estimated from
+            file footers; large rows make buffers smaller. 1 GiB if left out. It shapes the order,
+            so a resume needs the same value.
         scope: "buffer", or "global" for a permutation of all rows, without a buffer.
         sampler: chooses the rows of each epoch and their order: one of ``trainpipes.samplers``, one
             of your own (``RowSampler``), or a torch sampler that has a length and gives row
@@ -74,11 +74,12 @@ class Shuffle(stage_kinds.ShuffleStage):
     buffer_size: checks.Count = 40_960
     _: KW_ONLY
     seed: checks.Seed = 0
-    max_bytes: checks.Count = 1 << 30
+    max_bytes: int | str = 1 << 30
     scope: Literal["buffer", "global"] = "buffer"
     sampler: Any = None
 
     def check(self) -> None:
+        self._set(max_bytes=checks.byte_count(self.max_bytes, "shuffle(max_bytes)"))
         sampler = self.sampler
         plain = (self.buffer_size, self.max_bytes) == (40_960, 1 << 30)
         rule = '"buffer" where buffer_size or max_bytes is given'
@@ -102,6 +103,10 @@ class Shuffle(stage_kinds.ShuffleStage):
         if self.sampler is None:
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
+
+    @property
+    def memory(self) -> int:
+        return int(self.max_bytes)
 
     #: How many shuffles come before this stage, where it shuffles items of other stages.
     _again: ClassVar[int | None] = None

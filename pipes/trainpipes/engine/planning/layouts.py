@@ -111,20 +111,20 @@ class Layouts:
             return None
         if self.chain.shuffle is None:
             return max(1, int(READ_BYTES // row_bytes))
-        windows = self.chain.shuffle.max_bytes * WINDOW_SHARE
+        windows = self.chain.shuffle.memory * WINDOW_SHARE
         return max(1, int(windows // (row_bytes * spans)))
 
     @property
     def held_bytes(self) -> int:
         """Of all windows of a process, where some are read ahead."""
         shuffle = self.chain.shuffle
-        return HELD_BYTES if shuffle is None else int(shuffle.max_bytes * HELD_SHARE)
+        return HELD_BYTES if shuffle is None else int(shuffle.memory * HELD_SHARE)
 
     @property
     def fetched_bytes(self) -> float:
         """Most that a process fetches ahead from servers, if the user sets no limit."""
         shuffle = self.chain.shuffle
-        return math.inf if shuffle is None else shuffle.max_bytes * FETCHED_SHARE
+        return math.inf if shuffle is None else shuffle.memory * FETCHED_SHARE
 
     @property
     def window_row_bytes(self) -> float | None:
