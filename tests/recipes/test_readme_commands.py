@@ -23,7 +23,7 @@ SCRIPTS = re.findall(r"^python -m trainpipes_recipes\.(train_\w+) (.*)$", PAGE, 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    samples.main([str(folder / "samples"), "--every", "48"])
+    samples.main([str(folder / "samples"), "--every", "24"])
     return folder
 
 

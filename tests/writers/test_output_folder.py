@@ -207,6 +207,13 @@ def held(memory: Any, **changes: Any) -> None:
     memory.pipe_file("/written/c/_unfinished/lock", json.dumps({**lock, **changes}).encode())
 
 
+def ended() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 @pytest.mark.parametrize("lives", [True, False])
 def test_at_a_url_one_counts_as_long_as_it_gives_signs_of_life(lives, host, memory, monkeypatch):
@@ -230,9 +237,7 @@ def test_at_a_url_one_counts_as_long_as_it_gives_signs_of_life(lives, host, memo
 
 
 def test_at_a_url_a_process_that_is_gone_from_this_machine_is_not_waited_for(memory):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    held(memory, pid=gone.pid)
+    held(memory, pid=ended())
     begun = time.monotonic()
     assert rows().write_json("memory://written/c").rows == 100
     assert time.monotonic() - begun < places.LEASE
@@ -267,10 +272,9 @@ def test_s3_holds_the_same_files_and_nothing_besides(s3, tmp_path):
     system = fsspec.filesystem("s3", **s3, use_listings_cache=False)
     url, how = "s3://bucket/out", {"rows_per_file": 30, "storage_options": s3}
     rows().write_parquet(tmp_path / "here", rows_per_file=30)
-    system.pipe_file("bucket/out/_unfinished/lock", b'{"host": "a", "pid": 1, "token": "b"}')
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(places, "LEASE", 0.3)
-        rows().write_parquet(url, **how)
+    gone = {"host": socket.gethostname(), "pid": ended(), "token": "b"}
+    system.pipe_file("bucket/out/_unfinished/lock", json.dumps(gone).encode())
+    rows().write_parquet(url, **how)
     found = system.find("bucket/out")
     assert {path.rpartition("/")[2]: system.cat(path) for path in found} == contents(
         tmp_path / "here"
