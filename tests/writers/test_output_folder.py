@@ -110,6 +110,15 @@ def test_what_a_manifest_names_and_is_not_there_is_not_left_out_in_silence(forma
     assert len(list(getattr(tp.list_files(out), READERS[format])())) == 60
 
 
+def test_of_a_store_the_folder_that_lacks_files_is_named_by_its_url(memory):
+    rows().write_parquet("memory://written/b", rows_per_file=30)
+    memory.rm_file("/written/b/part-00001.parquet")
+    said = r"^memory://\S*written/b: 1 of the 4 files that _manifest.json names are not there: part-00001"
+    with pytest.raises(tp.MissingFilesError, match=said) as caught:
+        list(tp.read_parquet("memory://written/b"))
+    assert caught.value.path.startswith("memory://")
+
+
 def test_manifests_of_others_do_not_count(tmp_path):
     rows().write_json(tmp_path / "out")
     for text in ("", "[]", "7", '{"files": [{"file": "a.jsonl"}]}', '{"trainpipes_files": 1}'):

@@ -40,12 +40,10 @@ BELOW = -1
 
 def hidden(name: str) -> bool:
     """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``; not the partition ``_lang=en``."""
-    return (
-        name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
-    )
+    return name[:1] == "." or name == "lost+found" or (name[:1] == "_" and "=" not in name)
 
 
-def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
+def check_outputs(tree: Folders, folder: str, files: Iterable[str], marks: Collection[str]) -> None:
     placed = [file.rpartition("/") for file in files]
     counts = {place for place, _, _ in placed}
     written = Counter(place for place, _, name in placed if OURS.fullmatch(name))
@@ -54,16 +52,17 @@ def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> 
     outputs = unfinished | finished
     inner = sorted(outputs - {folder.rstrip("/")})
     if inner and outputs < counts and folder.rstrip("/") not in outputs:
+        above, below = map(tree.address, (folder, inner[0]))
         raise errors.ConfigError(
-            f"list_files: below the folder {folder} are files, and output of trainpipes in {inner[0]}: list "
-            "the one that is meant, such as the files by a glob, or both in a list",
-            path=folder,
+            f"list_files: below the folder {above} are files, and output of trainpipes in {below}: list the "
+            "one that is meant, such as the files by a glob, or both in a list",
+            path=above,
         )
     for place in sorted(unfinished):
         log.warning(
             "%s is not finished: %d files are there so far; its writer is at work, or was killed and makes "
             "the rest when it is called again",
-            place,
+            tree.address(place),
             written[place],
         )
 
@@ -175,6 +174,7 @@ class LocalFolders:
     """Looks into folders of this machine."""
 
     many = 1  # that are looked into at once
+    address = staticmethod(str)  # what a path is called in messages
 
     def look_up(self, path: str) -> Entry | None:
         """The file or folder of a path; None if it is a pattern."""
@@ -222,6 +222,9 @@ class StoreFolders:
             system = system.fs
         #: Others have a single connection, for one request at a time.
         self.many = MAX_THREADS if system.async_impl else 1
+
+    def address(self, path: str) -> str:
+        return str(self._system.unstrip_protocol(path))
 
     def look_up(self, path: str) -> Entry | None:
         if has_magic(path):
@@ -278,7 +281,6 @@ def _leads_back(entry: os.DirEntry[str]) -> bool:
     return os.path.commonpath([target, here]) == target
 
 
-#: Where folders are looked into.
 Folders = LocalFolders | StoreFolders
 #: Names shown of a folder that lacks the files asked for.
 SHOWN = 6
@@ -334,7 +336,7 @@ def expand(
     except Exception as error:
         raise _unlistable(url, error) from error
     if not files:
-        raise _nothing(url, system, path, suffixes, tree)
+        raise _nothing(url, path, suffixes, tree)
     return {name: files[name] for name in sorted(files, key=natural)}, wanted
 
 
@@ -405,7 +407,7 @@ def _walk(
             progress.advance(len(listed) - so_far)
             level = below
     for folder, files in in_whole.items():
-        check_outputs(folder, files, marks)
+        check_outputs(tree, folder, files, marks)
     manifests = [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
     _check_manifests(tree, wanted, listed, manifests)
     return listed
@@ -419,13 +421,11 @@ def _check_manifests(tree: Folders, wanted: Wanted, files: Found, manifests: Seq
         gone = [path for path in named if path not in files and wanted.stands_for(path)]
         if gone:
             names = ", ".join(path.rpartition("/")[2] for path in gone[:SHOWN])
-            more = f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
-            raise errors.MissingFilesError(
-                f"{folder}: {len(gone):,} of the {len(named):,} files that {MANIFEST} names are not there: "
-                f"{names}{more}; copy them again, or write all anew with overwrite=True. To read what is "
-                f"there, remove {MANIFEST}",
-                path=gone[0],
-            )
+            names += f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
+            said = f"{len(gone):,} of the {len(named):,} files that {MANIFEST} names are not there: {names}"
+            way = f"write all anew with overwrite=True. To read what is there, remove {MANIFEST}"
+            said = f"{tree.address(folder)}: {said}; copy them again, or {way}"
+            raise errors.MissingFilesError(said, path=tree.address(gone[0]))
 
 
 def _named_in(tree: Folders, manifest: str) -> list[str]:
@@ -452,7 +452,7 @@ def _unlistable(url: str, error: Exception) -> errors.UnreadableError:
 
 
 def _nothing(
-    url: str, system: Any, path: str, suffixes: Sequence[str], tree: Folders
+    url: str, path: str, suffixes: Sequence[str], tree: Folders
 ) -> errors.MissingFilesError:
     folder, names = _nearest_folder(tree, path)
     more = f", … ({len(names):,} in all)" if len(names) > SHOWN else ""
@@ -476,7 +476,7 @@ def _nothing(
         return errors.MissingFilesError(f"{nothing}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]
     hint = "" if has_magic(missing) else nearest(missing, [name.rstrip("/") for name in names])
-    where = folder if is_local(system) else system.unstrip_protocol(folder)
+    where = tree.address(folder)
     return errors.MissingFilesError(
         f"{nothing}{hint}; the nearest folder that exists is {where}, with: {shown or 'nothing'}",
         path=url,
