@@ -334,8 +334,8 @@ class DecodeVideo(ClipDecoder):
             clip ends where its file does.
         output_column: the column of arrays; ``column`` by default.
         times_column: a new column of the times of frames in seconds, float64 ``[frames]``.
-        on_error: for a file that cannot be decoded, or a null: "raise"; or "skip" the row and log
-            how many.
+        on_error: for a file that cannot be decoded or is not there, or a null: "raise"; or "skip" the row
+            and log how many; or list it, too, with ``Quarantine``.
         seed: of the places of random crops, which depend on seed, epoch and row alone.
         folder: that paths are relative to.
         storage_options: options of the fsspec file system of URLs; never shown or saved.
