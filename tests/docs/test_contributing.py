@@ -59,6 +59,15 @@ def test_what_it_says_to_change_is_there(tmp_path: Path) -> None:
     ]
 
 
+def test_classes_that_it_names_are_there() -> None:
+    named = set(
+        re.findall(r"`([A-Z][a-z]\w+)`", TEXT.split("## What does what")[1].split("\n## ")[0])
+    )
+    code = "".join(path.read_text() for path in (ROOT / "pipes" / "trainpipes").rglob("*.py"))
+    assert len(named) > 15
+    assert not named - set(re.findall(r"^class (\w+)", code, re.MULTILINE))
+
+
 @pytest.mark.slow
 def test_a_first_stage_passes_its_tests(tmp_path: Path) -> None:
     folder = copied(tmp_path)
