@@ -146,16 +146,33 @@ def test_an_extra_brings_what_its_integration_asks_for(extra: str) -> None:
     assert {ast.literal_eval(call.args[0]) for call in calls} <= set(map(name_of, EXTRAS[extra]))
 
 
-@pytest.mark.parametrize(
-    ("package", "least"), [("transformers", "5.3"), ("datasets", "4.8"), ("accelerate", "0.34")]
-)
-def test_no_extra_brings_a_version_that_is_refused(package: str, least: str) -> None:
+def refused_below() -> dict[str, str]:
+    """The oldest version that is not refused, of packages for which there is one."""
+    calls = [call for path in SOURCES for call in calls_of(path, "need")]
+    pairs = [(call.args[0], word.value) for call in calls for word in call.keywords]
+    return {ast.literal_eval(package): ast.literal_eval(oldest) for package, oldest in pairs}
+
+
+@pytest.mark.parametrize("package", ["transformers", "datasets", "accelerate"])
+def test_no_extra_brings_a_version_that_is_refused(package: str) -> None:
     brought = [one for several in EXTRAS.values() for one in several if name_of(one) == package]
     assert brought
     for one in brought:
         oldest = re.search(r">=([\d.]+)", one)
         assert oldest is not None, one
-        assert tuple(map(int, oldest[1].split("."))) >= tuple(map(int, least.split("."))), one
+        assert numbers_of(oldest[1]) >= numbers_of(refused_below()[package]), one
+
+
+def test_the_docs_name_the_oldest_version_that_is_not_refused() -> None:
+    table = (ROOT / "docs" / "frameworks.md").read_text().split("## Versions")[1]
+    named = re.findall(r"^\| (\w+)[^|]*\|[^|]*\| ([\d.]+) or later", table, re.MULTILINE)
+    oldest = refused_below()
+    said = {name.lower(): version for name, version in named if name.lower() in oldest}
+    assert said == {name: oldest[name] for name in ("transformers", "accelerate")}
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def test_every_extra_is_tried_alone() -> None:
