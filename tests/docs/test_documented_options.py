@@ -1,11 +1,19 @@
-"""Every option that a docstring names exists."""
+"""Every option that a docstring names exists, and the table of memory has the defaults."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from trainpipes import Loader
+from trainpipes._internal.checks import byte_count
+from trainpipes.prepare import repack
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.stages.cache import Cache
+from trainpipes.stages.order import Shuffle
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
@@ -65,3 +73,22 @@ def test_options_that_a_docstring_names_exist() -> None:
     found = list(documented())
     assert not {name: named - taken for name, named, taken in found if named - taken}
     assert sum(len(named) for _, named, _ in found) > 700  # most are read
+
+
+def test_the_table_of_memory_has_the_defaults() -> None:
+    table = (ROOT / "docs" / "speed.md").read_text().split("\n## Memory\n")[1]
+    rows = re.findall(r"^\| `(\w+)\((\w+)=\)` \| ([^|]+) \|", table, re.MULTILINE)
+    owners = {
+        "Loader": Loader,
+        "repack": repack,
+        "list_files": ListFiles,
+        "cache": Cache,
+        "shuffle": Shuffle,
+    }
+    assert len(rows) == 6
+    for owner, option, said in rows:
+        default = inspect.signature(owners[owner]).parameters[option].default
+        if default is None:
+            assert said == "none", option
+        else:
+            assert byte_count(default, option) == byte_count(said, option), option
