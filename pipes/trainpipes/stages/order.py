@@ -50,11 +50,13 @@ class Shuffle(stage_kinds.ShuffleStage):
     a row comes before any of that source's next epoch.
 
     ``scope="global"`` and ``sampler`` need a source that can be read by row number: ``from_dataset``,
-    ``from_arrow``, ``from_tensors``, ``from_memmap``, ``from_hf`` of a ``Dataset``, ``read_numpy``,
-    and local, uncompressed files of ``read_arrow`` and ``read_webdataset``.
+    ``from_arrow``, ``from_tensors``, ``from_memmap``, ``from_hf`` of a ``Dataset``, ``read_lance``,
+    ``read_images``, ``read_bytes``, a ``Format`` with ``random_access``, local, uncompressed files of
+    ``read_arrow``, ``read_numpy`` and ``read_webdataset``, or ``concat``, ``zip`` and ``windows`` of these.
 
     Args:
-        buffer_size: the fewest rows that each batch is drawn from.
+        buffer_size: the fewest rows that a batch is drawn from, but for the first ones of an epoch, whose
+            buffers are smaller.
         seed: for the order. Global seeds are neither read nor changed.
         max_bytes: the most memory for the pipeline in a process, such as ``"4GB"``, estimated from
             file footers; large rows make buffers smaller. 1 GiB if left out. It shapes the order,
