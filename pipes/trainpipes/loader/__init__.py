@@ -63,7 +63,8 @@ class Loader:
     Args:
         pipeline: the pipeline to run.
         executor: where functions are called: ``tp.Threads(n)``, ``tp.Processes(n)``, or ``tp.Ray(...)`` for
-            the machines of a Ray cluster. All else stays in this process with any of them.
+            the machines of a Ray cluster. All else stays in this process with any of them. For functions
+            at once, threads need ``thread_safe=True`` of their stages; or give ``map`` the executor.
             ``num_workers=4`` is short for ``tp.Processes(4)``, ``threads=4`` for ``tp.Threads(4)``.
         num_workers: worker processes, which call the functions of the pipeline, those of its stages on
             pictures, and ``__getitem__`` of a dataset. All else stays in this process and its threads, so
@@ -82,7 +83,8 @@ class Loader:
             for a debugger. By default one for each core (at most 8, shared with the other ranks of
             the machine; the environment variable ``TRAINPIPES_THREADS`` sets another number), and
             the thread that trains calls your functions. With a number, these threads do all work;
-            only one thread, if there are functions of yours. The order of batches is always the same.
+            a single thread does, if there are functions of yours that are not ``thread_safe``. The order of
+            batches is always the same.
         epoch: for evaluation, the epoch that each ``iter()`` is, wherever the pipeline stands, so
             that the same batches come each time. The pipeline does not move. After
             ``load_state_dict`` the next iteration continues there, and the one after it is this
