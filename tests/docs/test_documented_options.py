@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainpipes import Loader
+from trainpipes import Loader, recipes
 from trainpipes._internal.checks import byte_count
 from trainpipes.prepare import repack
 from trainpipes.sources.files.list_files import ListFiles
@@ -92,3 +92,20 @@ def test_the_table_of_memory_has_the_defaults() -> None:
             assert said == "none", option
         else:
             assert byte_count(default, option) == byte_count(said, option), option
+
+
+def test_recipes_that_lack_a_common_option_are_named() -> None:
+    table = (
+        (ROOT / "docs" / "recipes.md")
+        .read_text()
+        .split("\n## Common options\n")[1]
+        .split("\n## ")[0]
+    )
+    said = dict(re.findall(r"^\| `(\w+)[=`][^|]*\| [^|]*Not for ([^|]*) \|$", table, re.MULTILINE))
+    takes = {
+        recipe.name: {option.partition("=")[0] for option in recipe.options} for recipe in recipes()
+    }
+    assert said.keys() == {"drop_last", "on_error", "cache"}
+    for option, names in said.items():
+        lacking = {name for name, options in takes.items() if option not in options}
+        assert set(re.findall(r"`(\w+)`", names)) == lacking, option
