@@ -245,6 +245,28 @@ def test_two_iterators_keep_the_files_of_their_own_epochs(folder: Path) -> None:
     assert list(resumed_from(state, folder)) == seen[1:]
 
 
+@pytest.mark.parametrize("make", [counted, filtered])
+def test_a_batch_of_an_earlier_epoch_is_found_among_its_files_and_the_run_keeps_its_own(
+    folder: Path, make: Make
+) -> None:
+    loader = tp.Loader(make(folder))
+    batches = iter(loader)
+    next(batches)
+    state, expected = loader.state_dict(), next(batches)
+    list(batches)
+    write(folder, 1)
+    batches = iter(loader)
+    first = next(batches)
+    for _ in range(2):
+        assert tp.locate(loader, state).batch == expected
+        row = expected[0]["x"]
+        assert tp.find(loader, [("day-0.parquet", row)], state=state)[0].m == 1
+        assert tp.locate(loader, 0).batch == first
+    assert len(tp.find(loader, ["day-1.parquet"])) > 0
+    if make is counted:
+        assert len(loader) == len(list(batches)) + 1
+
+
 REFUSED: dict[str, tuple[Make, type[Exception], str]] = {
     "repeat": (lambda f: growing(f).repeat().batch(4), tp.ConfigError, r"refresh='epoch'.*repeat\("),
     "batches": (lambda f: growing(f).batch(4).repeat(2), tp.ConfigError, r"refresh='epoch'.*repeat\("),

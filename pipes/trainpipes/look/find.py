@@ -192,8 +192,8 @@ def find(
     if steps is not None:
         whole_number(steps, 1, "find(steps)", "steps of each epoch")
     iteration = iteration_of(run)
-    stands = None if state is None else iteration.parse(state)
-    plan, (rank, world) = iteration.plan, iteration.ranks()
+    stands, plan = (None, iteration.plan) if state is None else iteration.looked_at(state)
+    rank, world = iteration.ranks()
     world = (
         world if world_size is None else whole_number(world_size, 1, "find(world_size)", "ranks")
     )

@@ -194,7 +194,7 @@ def locate(
     if isinstance(at, Mapping):
         require(epoch is None, "locate(epoch)", "None where a state is given", epoch)
         whole_number(after, None, "locate(after)", "batches after the state")
-        start, passed = iteration.parse(at), after
+        (start, plan), passed = iteration.looked_at(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         require(not after, "locate(after)", "0 where no state is given", after)

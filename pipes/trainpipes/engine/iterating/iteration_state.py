@@ -173,6 +173,15 @@ class IterationState:
     def parse(self, state: Any) -> Position:
         return position_of(*self._fitting(state))
 
+    def looked_at(self, state: Any) -> tuple[Position, Plan]:
+        """Where a state stands, and the plan of the files that it names; the run keeps its own files."""
+        own = self.plan
+        try:
+            position = self.parse(state)
+            return position, self.plan_of(position)
+        finally:
+            self._plan = own
+
     def _fitting(self, state: Any) -> tuple[Any, Plan]:
         """A state, and the plan of the files that it names; at an epoch's start they are listed again, so
         that those of the epoch before do not count.
