@@ -50,6 +50,16 @@ def test_rows_are_those_of_all_batches_so_far_also_after_a_resume(
             break
 
 
+def test_rows_leave_out_batches_of_no_whole_step() -> None:
+    loader = tp.Loader(tp.from_dataset(range(19)).batch(2))
+    given_rows = 0
+    for _ in range(2):
+        for step in tp.steps(loader, batches=4):
+            given_rows += sum(map(len, step))
+            assert loader.metrics()["data/rows"] == given_rows
+    assert given_rows == 2 * 16
+
+
 def test_tokens_are_those_of_packed_rows_and_shares_those_that_hold() -> None:
     rows = tp.from_arrow(pa.table({"input_ids": [[1] * (n % 9 + 1) for n in range(500)]}))
     packed = tp.Loader(rows.repeat().pack(16).batch(4).pad_collate())

@@ -55,7 +55,8 @@ class Meter:
             "waiting": min(1.0, (wait_seconds - waited) / max(now - since, 1e-9)),
             "wait_seconds": wait_seconds,
         }
-        rows = _rows(plan, position, iteration.ranks()[1])
+        last, world_size = iteration.last, iteration.ranks()[1]
+        rows = _rows(plan, position, world_size, world_size if last is None else last.step)
         if rows is not None:
             numbers["rows"] = rows
             packing = [stage for stage in plan.chain.after if isinstance(stage, Pack)]
@@ -65,8 +66,10 @@ class Meter:
         return {f"data/{name}": value for name, value in (numbers | shares).items()}
 
 
-def _rows(plan: Plan, position: Position, world_size: int) -> int | None:
-    """Rows of all batches that all ranks have got up to a position; None where that is not known."""
+def _rows(plan: Plan, position: Position, world_size: int, step: int) -> int | None:
+    """Rows of all batches that all ranks have got up to a position; None where that is not known. ``step``:
+    batches of all ranks, with a whole one of which each pass ends.
+    """
     chain, counts = plan.chain, plan.counts
     sized = chain.batch is None or chain.batch.batch_size is not None
     if not sized or chain.groups or chain.opener.traits.makes_batches:
@@ -74,7 +77,7 @@ def _rows(plan: Plan, position: Position, world_size: int) -> int | None:
     if plan.grows and position.pass_number:
         return None  # epochs before had other files
     if counts.counted:
-        whole = counts.end(world_size) if position.pass_number else 0
+        whole = counts.end(step) if position.pass_number else 0
         before = 0 if math.isinf(whole) else position.pass_number * _counted(plan, int(whole))
         return before + _counted(plan, position.m, position.sizes)
     are_full = chain.endless or chain.batch is None or chain.drop_last
