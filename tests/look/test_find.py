@@ -184,6 +184,8 @@ def test_what_is_no_row_of_the_pipeline_is_refused_with_the_way_out(tmp_path: Pa
         3,
         [("two.parquet", 1.0)],
         [(1, 2)],
+        {"two.parquet"},
+        (("two.parquet", row) for row in range(2)),
     ):
         with pytest.raises(tp.ConfigError, match="a list of rows"):
             tp.find(pipe, rows)  # type: ignore[arg-type]

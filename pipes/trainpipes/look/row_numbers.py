@@ -147,7 +147,8 @@ _Wanted: TypeAlias = "dict[tuple[_FileName, bool], tuple[list[int], list[int | N
 
 def _by_file(rows: Sequence[RowName], option: str) -> _Wanted:
     """Of each file the rows that are named, and their places in the list; whole files apart."""
-    if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__iter__"):
+    is_list = hasattr(rows, "__iter__") and hasattr(rows, "__getitem__")
+    if isinstance(rows, str | bytes | Mapping) or not is_list:
         raise wrong(option, RULE, rows)
     of_files: _Wanted = defaultdict(lambda: ([], []))
     name: Any
