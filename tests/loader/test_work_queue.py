@@ -317,6 +317,8 @@ def test_keys_that_are_not_in_flight_are_refused_by_name() -> None:
             method(tp.WorkKey(0, 50))
         with pytest.raises(tp.ConfigError, match="give the key of a Work"):
             method(works[1])  # type: ignore[arg-type]
+        with pytest.raises(tp.ConfigError, match="give the key of a Work"):
+            method(("0", "1"))  # type: ignore[arg-type]  # from CSV
     queue.again(works[1].key)
     with pytest.raises(tp.ConfigError, match="it waits already"):
         queue.again(works[1].key)

@@ -89,7 +89,8 @@ class InFlight:
         except TypeError:
             pass
         way = "give the key of a Work that get() returned"
-        if isinstance(key, tuple) and len(key) == 2 and key <= newest:
+        is_key = isinstance(key, tuple) and len(key) == 2 and all(isinstance(n, int) for n in key)
+        if is_key and key <= newest:
             way = "it is done already, or was handed out in an earlier run and not yet in this one"
         raise wrong(f"{method}(key)", "the key of an item in flight", key, way)
 
