@@ -36,6 +36,18 @@ def test_it_counts_files_rows_batches_and_shards(files):
         assert words in text
 
 
+def test_ranks_that_end_apart_get_up_to_so_many_and_batches_of_batches_are_said_as_such():
+    rows = tp.from_dataset(range(20)).sharding_filter(tail="uneven").batch(2)
+    assert "an epoch  up to 4 batches for each of 3 ranks, of 2 rows each" in str(
+        rows.explain(world_size=3)
+    )
+    assert "an epoch  5 batches for each of 2 ranks, of 2 rows each" in str(
+        rows.explain(world_size=2)
+    )
+    nested = tp.from_dataset(range(20)).batch(2).batch(3)
+    assert "an epoch  4 batches, of 3 batches of 2 rows each" in str(nested.explain())
+
+
 def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     pipe = pipeline(files)
     said = pipe.explain()

@@ -14,6 +14,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import Report
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.loader_workers import is_worth_it
 from trainpipes.engine.processes.stage_calls import steps_of
@@ -43,7 +44,8 @@ class Explanation(Report):
 
     Attributes:
         rows: rows read in an epoch; None where they are not counted in advance.
-        num_batches: items that each rank gets in an epoch; None where that is not known in advance.
+        num_batches: items that each rank gets in an epoch, with tail="uneven" at most; None where that is not
+            known in advance.
         num_shards: that ranks and workers share.
         world_sizes: numbers of ranks that share no shard; a run can have any other, and reads more then.
         window_rows: rows that a shuffle mixes with each other, or None.
@@ -241,15 +243,23 @@ def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
     if chain.endless:
         return "no end: repeat()" if chain.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is not None:
+        most = "up to " if ends_apart(plan, world_size) else ""
         each = f" for each of {world_size} ranks" if world_size > 1 else ""
-        size = "" if chain.batch is None else f", of {chain.batch_size:,} rows each"
-        return f"{batches:,} {unit}{each}{size}"
+        size = "" if chain.batch is None else f", of {_size(chain)} each"
+        return f"{most}{batches:,} {unit}{each}{size}"
     if plan.inputs.epoch_rows is None:
         return "how many is known only at the end"
     if (count := expected_items(plan)) is not None:
         return f"about {round(count):,} {unit}, over all ranks: exactly how many is known only at the end"
     measure = "Loader(pipe).estimate_len() reads some rows to say about how many"
     return f"how many is known only at the end; {measure}"
+
+
+def _size(chain: Chain) -> str:
+    size = f"{chain.batch_size:,} rows"
+    for stage in chain.groups:
+        size = f"{stage.batch_size:,} batches of {size}"
+    return size
 
 
 def _shuffled(plan: Plan, window: int | None) -> str:
