@@ -197,6 +197,11 @@ def test_without_even_batches_ranks_end_apart() -> None:
     assert [len(batch["row"]) for batch in batches] == [4, 4, 2]
 
 
+def test_an_uneven_pipeline_without_an_end_has_no_length() -> None:
+    with pytest.raises(TypeError, match="has no end"):
+        len(loader(numbered(18, "uneven").repeat(), Accelerator(cpu=True)))
+
+
 @pytest.mark.ranks(2)
 def test_an_evaluation_does_not_drop_the_wrong_rows() -> None:
     """It goes on on two ranks where one has stopped at an odd batch."""

@@ -202,8 +202,9 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def __len__(self) -> int:
         plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
-        if plan.chain.uneven and plan.counts.known and self._accelerator.even_batches:
-            return math.ceil(plan.counts.batches_in_pass / world)
+        whole = batches_left(plan, 0)
+        if plan.chain.uneven and whole is not None and self._accelerator.even_batches:
+            return math.ceil(whole / world)
         return len(self.loader)
 
 
