@@ -318,6 +318,10 @@ def test_what_has_no_steps_is_refused() -> None:
     pipe = tp.from_dataset(range(9)).sharding_filter(4, tail="uneven").batch(1)
     with pytest.raises(tp.ConfigError, match=r'sharding_filter\(tail\) must be "even"'):
         tp.steps(tp.Loader(pipe.distributed(rank=0, world_size=2)), batches=2)
+    with pytest.raises(tp.ConfigError, match=r'sharding_filter\(tail\) must be "even"'):
+        tp.steps(tp.Loader(pipe), batches=2)  # its last step would have one
+    endless = tp.steps(tp.Loader(pipe.repeat()), batches=2)
+    assert [len(step) for step in islice(endless, 6)] == [2] * 6
     pipe = numbers().filter(keeps_most).batch(1).distributed(rank=0, world_size=3)
     with pytest.raises(tp.ConfigError, match=r"steps\(uneven\) needs batches that are counted"):
         tp.steps(tp.Loader(pipe), batches=8, uneven=True)

@@ -145,7 +145,7 @@ def sharing(
     """
     rank, world = loader._iteration.ranks()
     plan = loader._iteration.plan
-    if world > 1 and plan.chain.uneven:
+    if plan.chain.uneven and (world > 1 or not plan.chain.endless):
         raise ConfigError(
             'sharding_filter(tail) must be "even" for steps, which are whole on all ranks, got "uneven"; '
             "leave tail out"
@@ -230,7 +230,7 @@ def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:
         of steps of a pass, where it is known.
 
     Raises:
-        ConfigError: the ranks cannot share ``batches``, or the tail is uneven on several ranks.
+        ConfigError: the ranks cannot share ``batches``, or the tail is uneven.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_dataset(range(10)).batch(1))
