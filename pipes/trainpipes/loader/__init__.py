@@ -294,7 +294,7 @@ class Loader:
 
         Returns:
             ``data/epoch`` and ``data/batch``: as in ``state_dict()``; batches count over all ranks. After an
-            epoch's last batch these are the next epoch, and 0.
+            epoch's last batch these are the next epoch, and 0, where it is known to be the last.
             ``data/waiting``: the share of the time since the last call (or since the loader was made) in
             which the loop waited for batches, 0 to 1. ``data/wait_seconds``: as ``wait_seconds``.
 
