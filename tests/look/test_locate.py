@@ -105,6 +105,19 @@ def test_a_batch_after_a_resume_on_another_number_of_ranks_is_found_by_the_state
             assert found.batch == batch
 
 
+def test_after_the_state_of_an_epochs_end_comes_the_next_epoch() -> None:
+    rows = tp.from_dataset(range(40)).sharding_filter(4).shuffle(9, seed=1)
+    for pipe in (rows.batch(4), rows.filter(lambda x: x % 3 > 0).batch(4)):
+        loader = tp.Loader(pipe)
+        list(loader)
+        state = loader.state_dict()
+        for after, batch in enumerate(loader):
+            found = tp.locate(pipe, state, after=after)
+            assert (found.batch, found.epoch, found.m) == (batch, 1, after)
+        with pytest.raises(tp.StateError, match="epoch 1 has no batch number 50"):
+            tp.locate(pipe, state, after=50)
+
+
 def test_it_is_the_epoch_under_way_if_none_is_said() -> None:
     loader = tp.Loader(tp.from_dataset(range(40)).shuffle(40).batch(4))
     epochs = [list(loader), list(loader)]

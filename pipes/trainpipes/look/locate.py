@@ -26,7 +26,7 @@ from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import aside
 from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.order.layout import Topology
-from trainpipes.state.format import Position
+from trainpipes.state.format import Position, carried
 
 #: Columns of a table, by what they show.
 TITLES = {
@@ -212,20 +212,34 @@ def locate(
         require(passed >= 0, "locate(after)", rule, passed, way)
         position.require(topology.shards(start.m, start.num_shards))
     walked = 0 if plan.counted else passed
-    items = Consumer(plan, topology, position, options=RunOptions(unroll=known_items))
     _keep_pieces(plan)
+    located, items = _walk(plan, topology, position, walked)
+    is_over = start.m > 0 and items.m is None and not plan.counted and not plan.grows
+    if is_over and not items.others_have_more:  # the run goes on with the next epoch
+        number, weights = iteration.passes.after(start.pass_number), carried(start.reweighed)
+        start = Position(number, 0, start.num_shards, reweighed=weights)
+        located, items = _walk(plan, topology, start, walked)
+    if located is None:
+        raise _beyond(passed, topology, start)
+    assert items.m is not None
+    where = start.pass_number, items.m, topology.rank, topology.world_size
+    return LocatedBatch(located.item, Provenance(located, plan.inputs), *where, _note(plan))
+
+
+def _walk(
+    plan: Plan, topology: Topology, position: Position, walked: int
+) -> tuple[KnownItem | None, Consumer]:
+    """The item after so many from a position on, None if there is none; and what gave it."""
+    items = Consumer(plan, topology, position, options=RunOptions(unroll=known_items))
     try:
         with aside():
             for _ in counted(range(walked), "making the batches before it", walked, "batches"):
                 next(items)
-            located = next(items)
+            return next(items), items
     except StopIteration:
-        raise _beyond(passed, topology, start) from None
+        return None, items
     finally:
         items.close()
-    assert items.m is not None
-    where = start.pass_number, items.m, topology.rank, topology.world_size
-    return LocatedBatch(located.item, Provenance(located, plan.inputs), *where, _note(plan))
 
 
 def _note(plan: Plan) -> str:
