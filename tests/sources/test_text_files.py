@@ -216,6 +216,14 @@ def test_other_delimiters_quotes_and_files_without_a_line_of_names(write):
     assert rows(named) == [{"i": 1, "t": "x"}, {"i": 2, "t": "y"}]
 
 
+def test_names_of_csv_columns_hold_what_only_python_takes_for_line_ends(write):
+    odd = "a\u2028b,c\x0cd,e\x1cf,g\x85h,i\x0bj"
+    assert rows(tp.read_csv(write("a.csv", f"{odd}\n1,2,3,4,5\n"))) == [
+        dict(zip(odd.split(","), range(1, 6), strict=True))
+    ]
+    assert rows(tp.read_csv(write("b.csv", '"a\nb",c\r\n1,2\r\n'))) == [{"a\nb": 1, "c": 2}]
+
+
 def test_columns_of_csv_files_are_found_by_name(write):
     paths = [write("a.csv", "a,b\n1,x\n"), write("b.csv", "b,a\ny,2\n")]
     assert rows(tp.read_csv(paths)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,7 +135,7 @@ class Csv(TextFormat):
             ) from error
         if "\0" in text:
             raise BadFileError("its first line is no text: it holds a byte of zero")
-        quote, lines = self.options["quote"], text.strip("\r\n").splitlines(keepends=True)
+        quote, lines = self.options["quote"], io.StringIO(text.strip("\r\n"), newline="")
         quoting: Any = csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL
         cells = csv.reader(lines, delimiter=delimiter, quotechar=quote, quoting=quoting)
         try:
