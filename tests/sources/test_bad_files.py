@@ -138,6 +138,9 @@ BAD: list[tuple[str, bytes, str, dict[str, Any], str]] = [
       for kind, head, row, line in (("csv", b"h\n", b"%s", 3), ("json", b"", b'{"h": %s}', 2))
       for options in ({}, {"infer": "all"}, {"infer": "all", "block_rows": 1})),
     ("a.jsonl", b'{"h": %d}\n' % 2**63, "json", {}, f"line 1: .* {2**63}, .* floats would round"),
+    # Python converts some 4,300 digits.
+    ("a.jsonl", b'{"h": 0.5}\n{"h": -%s}\n' % (b"8" * 5000), "json", {}, r"line 2: .* -8+…8+, .*round"),
+    ("a.csv", b"h\n0.5\n%s\n" % (b"0" * 9 + b"8" * 5000), "csv", {}, r"line 3: .* 8+…8+, .*round"),
     # Arrow
     ("a.arrow", FILE[: messages(FILE)[-2]] + FILE[messages(FILE)[-1] :], "arrow", {},
      f"its footer has a message at byte {messages(FILE)[-2]:,}, where none begins or fits"),

@@ -22,7 +22,7 @@ from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.formats import BadFileError
 from trainpipes.sources.read_text import TextReader
-from trainpipes.sources.text_cutters import Cutter, RecordCutter, refuse_rounded
+from trainpipes.sources.text_cutters import Cutter, RecordCutter, integer, refuse_rounded
 from trainpipes.sources.text_format import TextFormat
 from trainpipes.sources.text_pieces import BOM, MAX_ROW_BYTES, Start, row_bytes
 
@@ -219,4 +219,5 @@ def _longest(texts: Any) -> int:
 
 def _written(texts: pa.Table, rows: IntArray) -> Iterator[dict[str, int]]:
     for row in texts.take(to_arrow(rows)).to_pylist():
-        yield {name: int(cell) for name, cell in row.items() if INTEGER_CELL.fullmatch(cell or "")}
+        cells = {name: cell for name, cell in row.items() if INTEGER_CELL.fullmatch(cell or "")}
+        yield {name: integer(cell) for name, cell in cells.items()}

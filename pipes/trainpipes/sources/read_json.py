@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -180,7 +181,8 @@ def _written(data: bytes, count: int, rows: IntArray) -> Iterator[Any]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) == count:  # else it is not an object on each line, which is said elsewhere
         for row in rows.tolist():
-            yield json.loads(lines[row]) if text_cutters.INTEGER.search(lines[row]) else {}
+            line, loads = lines[row], partial(json.loads, parse_int=text_cutters.integer)
+            yield loads(line) if text_cutters.INTEGER.search(line) else {}
 
 
 def _cells(values: Iterable[Any], length: int) -> int:

@@ -228,6 +228,8 @@ INT64 = 1 << 63
 #: A long integer, which is no part of a fraction or of a number with an exponent.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 
+#: Digits of an integer beyond all floats; Python refuses to convert some thousands.
+MOST_DIGITS = 400
 #: Some columns of some rows, with their integers as they are written.
 Written = Callable[[list[str], IntArray], Iterable[Any]]
 
@@ -238,6 +240,13 @@ class RoundedError(pa.ArrowInvalid):  # type: ignore[misc]  # pyarrow has no typ
     def __init__(self, row: int, said: str) -> None:
         super().__init__(said)
         self.row = row
+
+
+def integer(text: str) -> int:
+    """An integer as it is written; the first digits of one that is beyond all floats, as these are."""
+    number = text.strip()
+    digits = number.lstrip("+-").lstrip("0")[:MOST_DIGITS] or "0"
+    return -int(digits) if number.startswith("-") else int(digits)
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
@@ -253,8 +262,8 @@ def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
             if odd is not None:
                 raise RoundedError(
                     row,
-                    f"column {name!r} has the integer {odd}, of a size that a column of floats would round; "
-                    "say its type by schema=, such as uint64, or float64 to have it rounded",
+                    f"column {name!r} has the integer {cut(str(odd), 40)}, of a size that a column of floats "
+                    "would round; say its type by schema=, such as uint64, or float64 to have it rounded",
                 )
 
 
