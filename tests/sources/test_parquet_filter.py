@@ -444,3 +444,26 @@ def test_a_filter_may_name_no_column(filter, rows, partitioning, columns, tmp_pa
         )
     pipe = tp.read_parquet(tmp_path, columns, filter=filter, partitioning=partitioning)
     assert len(list(pipe)) == rows
+
+
+@pytest.mark.parametrize("stage", [False, True])
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        (("n", ">", 2), [3, 4]), (("s", "==", "a"), [0, 3]), (("s", "in", ["b" * 20]), [1, 4]),
+        (("b", "!=", b"a"), [1, 4]), (("s", ">", "z"), []),
+    ],
+)  # fmt: skip
+def test_views_of_text_and_bytes_as_polars_writes_them_are_filtered(
+    condition: Any, rows: list[int], stage: bool, tmp_path: Path
+) -> None:
+    texts = ["a", "b" * 20, None, "a", "b" * 20]
+    views: dict[str, Any] = {
+        "s": pa.array(texts, pa.string_view()),
+        "b": pa.array([text and text.encode() for text in texts], pa.binary_view()),
+        "l": pa.array([[text] for text in texts], pa.list_(pa.string_view())),
+    }
+    pq.write_table(pa.table({**views, "n": range(5)}), tmp_path / "a.parquet", row_group_size=3)
+    read = tp.read_parquet(tmp_path / "a.parquet", filter=None if stage else [condition])
+    pipe = read.filter([condition]) if stage else read
+    assert [row["n"] for row in pipe] == rows

@@ -129,6 +129,38 @@ def test_texts_in_views_are_shuffled() -> None:
     assert sorted(found, key=lambda row: row["n"]) == table.to_pylist()
 
 
+def test_views_of_text_do_what_texts_do(tmp_path: Path) -> None:
+    """Also those in dictionaries, as categories of Polars are."""
+    texts = [f"a text that is long {n % 3}" for n in range(9)]
+    views = pa.array(texts, pa.string_view())
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 3), views[:3])
+    for column in (views, words):
+        rows = tp.from_arrow(pa.table({"t": column, "n": range(9)}))
+        texts_of = tp.from_arrow(pa.table({"t": texts, "n": range(9)}))
+
+        def same(of: Any, rows: tp.Pipeline = rows, texts_of: tp.Pipeline = texts_of) -> None:
+            assert repr(of(rows)) == repr(of(texts_of))
+
+        same(lambda p: p.shuffle(4).batch(5).pad_collate().peek())
+        same(lambda p: list(p.filter([["t", "!=", texts[1]]])))
+        same(lambda p: list(p.deduplicate("t")))
+        same(lambda p: list(p.sample(0.5, key="t")))
+        same(lambda p: list(p.tokenize("bytes", "t")))
+        same(lambda p: list(p.encode_labels("t", classes=texts[:3])))
+        same(lambda p: p.fit_columns(categories="t").categories)
+        tp.Loader(rows.batch(2)).state_dict()
+        rows.write_parquet(tmp_path / str(column.type.id))
+        assert list(tp.read_parquet(tmp_path / str(column.type.id))) == list(texts_of)
+
+
+def test_dictionaries_of_views_are_read(tmp_path: Path) -> None:
+    words = pa.array(["a", "a text that is long"], pa.string_view())
+    table = pa.table({"t": pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), words)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table)
+    assert list(tp.read_arrow(tmp_path / "a.arrow")) == table.to_pylist()
+
+
 # Every option of every stage, of the Loader and of Retry
 
 

@@ -187,12 +187,39 @@ def plain(array: pa.Array) -> pa.Array:
         return plain(array.storage)
     kind, is_ = array.type, pa.types
     if is_.is_dictionary(kind):
-        return plain(array.dictionary_decode())
+        return plain(decoded(array))
     if is_.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(array))
     if is_.is_string_view(kind) or is_.is_binary_view(kind):
         return array.cast(pa.large_binary())
     return array
+
+
+def decoded(array: Any) -> Any:
+    """The values of a dictionary-encoded array or column, also of views, of which Arrow does not take any.
+
+    >>> texts = pa.array(["a", "b"], pa.string_view())
+    >>> decoded(pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), texts)).to_pylist()
+    ['b', None, 'a']
+    """
+    kind = array.type.value_type
+    other = _NO_VIEWS.get(kind)
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array(map(decoded, array.chunks), other or kind)
+    if other is not None:
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(other))
+    return array.dictionary_decode()
+
+
+def without_views(rows: pa.Table) -> pa.Table:
+    """The same rows, with texts and bytes in place of views of these."""
+    columns = [
+        decoded(column)
+        if pa.types.is_dictionary(column.type)
+        else column.cast(_retyped(column.type, _NO_VIEWS))
+        for column in rows.columns
+    ]
+    return pa.Table.from_arrays(columns, names=rows.column_names)
 
 
 def views_to_lists(array: pa.Array) -> pa.Array:

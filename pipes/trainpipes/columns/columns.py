@@ -276,5 +276,13 @@ def rows_that_match(table: pa.Table, expression: pc.Expression) -> npt.NDArray[n
     """For which rows an expression is true, bool ``[rows]``; raises Arrow's errors."""
     numbered = table.append_column("", arrays.to_arrow(np.arange(len(table))))
     mask = np.zeros(len(table), dtype=np.bool_)
-    mask[arrays.to_numpy(numbered.filter(expression).column(table.num_columns))] = True
+    mask[arrays.to_numpy(filtered(numbered, expression).column(table.num_columns))] = True
     return mask
+
+
+def filtered(table: pa.Table, expression: pc.Expression) -> pa.Table:
+    """The rows for which an expression is true; with texts for views of these, where Arrow needs that."""
+    try:
+        return table.filter(expression)
+    except pa.ArrowNotImplementedError:
+        return arrays.without_views(table).filter(expression)

@@ -176,7 +176,7 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     if pa.types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = arrays.decoded(array)
     kind = array.type
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))

@@ -20,8 +20,8 @@ import pyarrow.fs as fs
 
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import nearest
-from trainpipes.columns.arrays import is_text, python_to_arrow, to_arrow
-from trainpipes.columns.columns import as_expression, text_of
+from trainpipes.columns.arrays import is_text, python_to_arrow, to_arrow, without_views
+from trainpipes.columns.columns import as_expression, filtered, text_of
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError, shown
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -103,7 +103,7 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
 
 def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
     try:
-        schema.empty_table().filter(filter)
+        filtered(schema.empty_table(), filter)
     except (pa.ArrowException, KeyError) as error:
         return error
     return None
@@ -235,6 +235,7 @@ def may_hold(
 ) -> IntArray:
     import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
 
+    schema = without_views(schema.empty_table()).schema  # which Arrow does not compare
     types = dict(_leaves(schema))
     cases: list[Facts] = []
     number_of: list[int] = []

@@ -302,7 +302,7 @@ def floats_of(column: Any) -> tuple[arrays.Array, Any]:
     array = arrays.one_chunk(column)
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = arrays.decoded(array)
     array = arrays.as_numbers(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.float64())

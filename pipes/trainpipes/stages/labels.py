@@ -50,7 +50,9 @@ class LabelColumn:
             self.lengths = arrays.to_numpy(lengths.fill_null(0)).astype(np.int64)
             array = array.flatten()
         if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            array = arrays.decoded(array)
+        if array.type == pa.string_view():  # of which Arrow has fewer functions
+            array = array.cast(pa.large_string())
         self._refuse_null(array)
         self.values, self.is_text = array, arrays.is_text(array.type)
         if pa.types.is_null(array.type):

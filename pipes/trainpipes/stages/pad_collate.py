@@ -15,7 +15,7 @@ import torch
 from trainpipes._internal.checks import Ge, IntArray, repeated, require, wrong
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest, need_columns
-from trainpipes.columns.arrays import Array, to_arrow
+from trainpipes.columns.arrays import Array, gathered
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
@@ -470,7 +470,7 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
     def cut(index: IntArray | None, bounds: IntArray) -> Cut:
         edges, objects = bounds.tolist(), values
         if isinstance(values, pa.Array):
-            objects = python_values(values if index is None else values.take(to_arrow(index)))
+            objects = python_values(values if index is None else gathered(values, index))
         return lambda k: {name: list(objects[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)

@@ -99,6 +99,8 @@ def _of_arrow(column: Any, numbers: bool) -> Texts:
     ):
         messages = arrays.is_list(kind) and pa.types.is_struct(kind.value_type)
         raise BadCell(None, _no_text(column.type, messages))
+    if pa.types.is_dictionary(column.type):
+        column = arrays.decoded(column)
     return arrays.one_chunk(column.cast(pa.large_string()))
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.cache import kept_file
+from trainpipes.columns import arrays
 from trainpipes.columns.arrays import dtype_of, gathered, to_arrow
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload, slice_payload
@@ -165,7 +166,7 @@ def decoded(table: pa.Table) -> pa.Table:
     """Without dictionaries, of which a file has a single one for each column."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = table.column(number).cast(field.type.value_type)
+            column = arrays.decoded(table.column(number)).cast(field.type.value_type)
             table = table.set_column(number, field.with_type(field.type.value_type), column)
     return table
 

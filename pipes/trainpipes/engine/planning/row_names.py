@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, decoded, first_null, one_chunk, to_numpy
 from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.inputs import Inputs
@@ -122,7 +122,7 @@ def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
     """The hash of each value of an Arrow column, uint64: numbers of any width by value."""
     array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = decoded(array)
     if array.null_count:
         raise _null(first_null(array))
     kind = array.type

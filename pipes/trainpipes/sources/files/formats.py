@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import IntArray, repeated
 from trainpipes._internal.messages import nearest, need_columns
+from trainpipes.columns.arrays import decoded
 from trainpipes.columns.types import Rule, UnlikeFields, unite_schemas
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import Place
@@ -184,7 +185,8 @@ def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa
     if column.type.equals(field.type):
         return column
     try:
-        return column.cast(field.type)
+        values = decoded(column) if pa.types.is_dictionary(column.type) else column
+        return values.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
             f"{place()}: column {field.name!r} is {column.type} here and {field.type} over all files, and a "
