@@ -99,6 +99,22 @@ def test_the_warning_counts_the_rows_of_its_block() -> None:
         list(tokenized(rows, None))
 
 
+def test_a_row_that_is_as_long_as_may_be_was_not_cut() -> None:
+    row = {"prompt": "ab", "response": ""}
+    texts: Any = {"concat": ["prompt", "response"], "labels": "response", "on_error": "raise"}
+    for most, cut in ((1, True), (2, False), (3, False)):
+        with pytest.raises(tp.DataError, match="no target") as caught:
+            list(tp.from_dataset([row]).tokenize("bytes", max_length=most, **texts))
+        assert ("it was cut" in str(caught.value)) == cut
+        assert (f"raise max_length={most}, or" in str(caught.value)) == cut
+    asked = tp.from_dataset([{"messages": [{"role": "user", "content": "hi"}]}])
+    whole = len(next(iter(asked.chat_template(chat_tokenizer(), on_error="keep")))["input_ids"])
+    for most in (whole - 1, whole):
+        with pytest.raises(tp.DataError, match="no target") as caught:
+            list(asked.chat_template(chat_tokenizer(), max_length=most, on_error="raise"))
+        assert ("it was cut" in str(caught.value)) == (most < whole)
+
+
 def shares(folder: Path, *parts: tuple[int, int]) -> tp.Pipeline:
     """Of each so many rows, one has its target cut off every so often."""
     long = {"input_ids": [1] * 9, "labels": [-100] * 8 + [1]}

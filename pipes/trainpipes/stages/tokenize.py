@@ -378,23 +378,24 @@ class Tokenize(Tokenizes):
         block = run.block
         _ = self.maker.loaded  # errors here are about no row
         try:
-            columns = self._encode(texts, block.ids)
+            columns, cut = self._encode(texts, block.ids)
         except ConfigError:
             raise
         except Exception as error:
             read_columns.blame(error, self, self._culprit(texts, block))
             raise
         run = run.with_block(block.with_data(self._put(block, columns)))
-        run = self._checked(run, columns, block)
+        run = self._checked(run, columns, block, cut)
         if gone is not None:  # counted last: the share that is left out is of all rows
             why = "a text is null"
             self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
         return run
 
-    def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
+    def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> tuple[dict[str, Ragged], Any]:
+        """The columns of ids, and which rows with labels were cut, bool ``[rows]``."""
         if self.pair:
             first, second = (texts[name] for name in self._texts)
-            return self._encode_pairs((first, second), numbers)
+            return self._encode_pairs((first, second), numbers), None
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -405,6 +406,7 @@ class Tokenize(Tokenizes):
         room = None if limit is None else limit - len(prefix) - len(suffix)
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
+        cut = None
         for output, names in outputs.items():
             segments = [self.maker.encode(texts[name], numbers) for name in names]
             self._warn_of_second(segments, prefix, suffix)
@@ -415,9 +417,9 @@ class Tokenize(Tokenizes):
             if room is not None:
                 self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
             if output == "input_ids" and self._labelled is not None:
-                whole = gone == 0
-                columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
-        return columns
+                cut = gone > 0
+                columns["labels"] = self._labels(ids, pieces, names, ~cut | (side == "left"))
+        return columns, cut
 
     def _warn_of_second(
         self, texts: Sequence[Ragged], prefix: Sequence[int], suffix: Sequence[int]

@@ -151,8 +151,9 @@ class TargetStage(LeavesOut, asks_inputs=True):
             return run if trains.all() else run.pick(np.flatnonzero(trains).astype(np.int64))
         lacking = np.flatnonzero(~trains)
         if asked == "raise" and len(lacking):
-            why = why_none(1, 0 if cut is None else int(cut[lacking[0]]))
-            way = f'{raising(self.options.get("max_length"))}choose on_error="skip" or "keep"'
+            was_cut = cut is not None and bool(cut[lacking[0]])
+            most = self.options.get("max_length") if was_cut or cut is None else None
+            why, way = why_none(1, int(was_cut)), f'{raising(most)}choose on_error="skip" or "keep"'
             said = f"{self}: a {self.item} has no target for the loss{why}: {way}"
             raise at_row(said, self, ids[lacking[0]])
         if asked is None:
@@ -190,16 +191,18 @@ class Tokenizes(TargetStage, RunStage):
         run: Run,
         columns: Mapping[str, Ragged],
         before: Block,
+        cut: Flags | None,
         bad: Mapping[int, str] | None = None,
     ) -> Run:
-        """The run without ``bad`` rows and those without a target, if these are left out."""
-        labels, most = columns.get("labels"), self.options["max_length"]
+        """The run without ``bad`` rows and those without a target, if these are left out; see
+        ``check_targets``.
+        """
+        labels = columns.get("labels")
         if labels is None:
             trains = np.ones(len(run), dtype=np.bool_)
             return self.check_targets(run, trains, bad=bad, before=before)
         if self.options["on_error"] == "keep":
             return run
-        cut = None if most is None else labels.lengths >= most
         trains = have_target(labels.values, labels.lengths)
         return self.check_targets(run, trains, cut, bad, before)
 
@@ -438,7 +441,9 @@ class ChatTemplate(Tokenizes, takes="columns"):
         for key, column in columns.items():
             columns[key] = assemble([column], room=self.max_length)[0]
             table = table.append_column(key, columns[key].to_arrow())
-        return self._checked(run.with_block(block.with_data(table)), columns, block, bad)
+        run, most = run.with_block(block.with_data(table)), self.max_length
+        cut = None if most is None else ids.lengths > most
+        return self._checked(run, columns, block, cut, bad)
 
     def _written(
         self, block: Block, conversations: list[list[Any]]
