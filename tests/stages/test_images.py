@@ -82,6 +82,12 @@ ODD: dict[str, tuple[bytes, Any]] = {
     "one bit": (file_of(RGB.convert("1")), chw(RGB.convert("1").convert("RGB"))),
     "16 bits": (file_of(Image.fromarray(DEEP)), np.stack([DEEP >> 8] * 3)),
     "16 bits, TIFF": (file_of(Image.fromarray(DEEP), "TIFF"), np.stack([DEEP >> 8] * 3)),
+    "16 bits, PGM": (
+        b"P5\n30 20\n65535\n" + DEEP.astype(">u2").tobytes(), np.stack([DEEP >> 8] * 3),
+    ),
+    "10 bits, PGM": (
+        b"P5\n30 20\n1023\n" + (DEEP >> 6).astype(">u2").tobytes(), np.stack([DEEP >> 8] * 3),
+    ),
     "animated": (
         file_of(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(180)]),
         chw(PALETTE.convert("RGB")),

@@ -169,7 +169,7 @@ def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
 def eight_bits(image: Any) -> Any:
     from PIL import Image
 
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         kind = f"numbers of 32 bits (Pillow's mode {image.mode})"
