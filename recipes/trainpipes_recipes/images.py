@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
@@ -143,7 +144,8 @@ class Labelled(RowStage):
         return {"images": row[self.image], "labels": self.number(row[self.label])}
 
     def number(self, label: Any) -> int:
-        label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
+        if isinstance(label, np.generic | np.ndarray | Tensor):
+            label = label.item() if math.prod(label.shape) == 1 else label.tolist()
         names, written = self.classes or (), isinstance(label, bytes)
         text = label.decode(errors="replace").strip() if isinstance(label, bytes) else label
         if text in names:

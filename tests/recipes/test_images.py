@@ -187,6 +187,13 @@ def test_classes_are_numbers_or_names(label: Any, classes: Any, number: int) -> 
 # What is refused
 
 
+@pytest.mark.parametrize("classes", [None, CLASSES])
+def test_a_label_that_is_an_array_of_several_numbers_is_no_class(classes: Any) -> None:
+    several = rows(**{"class": np.array([0, 1, 0])})
+    with pytest.raises(tp.DataError, match=r"holds \[0, 1, 0\], which is no class"):
+        next(iter(images(several, classes=classes, **SMALL)))
+
+
 @pytest.mark.parametrize(("good", "bad", "classes", "said"), [
     ("ant", "dog", CLASSES, "holds 'dog', which is no class: the classes are 3: ant, bee, cat ("),
     (0, 3, CLASSES, "holds 3, which is no class: the classes are 3: ant, bee, cat ("),
