@@ -436,6 +436,13 @@ def test_log_mel_is_what_whisper_takes(num_mels: int) -> None:
         assert np.abs(row["input_features"].T - wanted).max() < 1e-4
 
 
+def test_log_mel_pads_to_a_frame_at_least() -> None:
+    rows = tp.from_dataset([{"audio": tone(0.1)[:, 0]}])
+    assert next(iter(rows.log_mel(pad_seconds=0.01)))["input_features"].shape == (80, 1)
+    with pytest.raises(tp.ConfigError, match=r"pad_seconds\) must be .* 0.01 seconds, got 0.0099"):
+        rows.log_mel(pad_seconds=0.0099)
+
+
 def test_log_mel_of_columns_of_arrow_and_of_batches() -> None:
     sounds = [tone(0.1 + n / 50, seed=n)[:, 0] for n in range(7)]
     expected = [

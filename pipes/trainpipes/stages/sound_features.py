@@ -105,6 +105,9 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         self._require(self.n_fft >= 2, "n_fft", "2 or more")
         good = self.hop_length <= self.n_fft
         self._require(good, "hop_length", f"at most n_fft, {self.n_fft}")
+        least = f"a frame's hop_length or more, {self.hop_length / self.sampling_rate:g} seconds"
+        good = self._samples is None or self._samples >= self.hop_length
+        self._require(good, "pad_seconds", least)
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
@@ -172,7 +175,7 @@ class LogMel(RunStage, per_row=True, gives="objects"):
             padded = np.concatenate([front, sound, np.zeros(self.n_fft, np.float32)])
             count = min(most // self.hop_length, (len(sound) + around) // self.hop_length + 1)
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)
-        return np.ascontiguousarray(windows[:: self.hop_length][:count])
+        return np.array(windows[:: self.hop_length][:count], order="C")
 
     def _scaled(self, logs: torch.Tensor, sound: Floats) -> Floats:
         most = self._samples
