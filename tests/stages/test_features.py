@@ -135,6 +135,7 @@ def test_nulls_are_0_unknown_values_1_and_known_ones_follow(
 @pytest.mark.parametrize(("values", "kind", "error", "said"), [
     ([1.0, 2.5], None, tp.DataError, r"holds 2.5, and a label is a text or a whole number.*row 1\)"),
     ([1.0, float("inf")], None, tp.DataError, r"holds inf.*row 1\)"),
+    ([1, 2**63], pa.uint64(), tp.DataError, rf"holds {2**63}, .*below 2\*\*63: make texts .*row 1\)"),
     ([date(2026, 1, 1)], None, tp.SchemaError, "must hold labels.* got date32"),
     ([b"a"], None, tp.SchemaError, "must hold labels.* got binary"),
     ([Decimal(1)], None, tp.SchemaError, "must hold labels.* got decimal"),

@@ -89,6 +89,10 @@ class LabelColumn:
         bad = np.flatnonzero((numbers != values) | ((numbers < 0) != (values < 0)))
         if len(bad):
             place, rule = int(bad[0]), "a label is a text or a whole number"
+            if values.dtype.kind == "u":
+                way = "make texts of such numbers with map()"
+                rule = f"a label that is a number is below 2**63: {way}"
+                raise self.fail(place, f"holds {values[place]}, and {rule}")
             rather = "a chain of stages without encode_labels(), not a recipe for classes"
             way = f'numbers to predict need {rather}: rename() their column to "labels"'
             raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
