@@ -247,7 +247,7 @@ def _parts(
         return parts["train"], parts["valid"]
     try:
         condition = pq.filters_to_expression(_typed(valid, types))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         rule = 'a share, or conditions such as [["day", ">=", "2026-05-01"]]'
         raise ConfigError(f"tabular(valid) must be {rule}, got {valid!r}: {error}") from None
     return rows.filter(~condition), rows.filter(condition)

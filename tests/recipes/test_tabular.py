@@ -190,7 +190,8 @@ def test_evaluation_is_exact_on_any_ranks(folder: Path) -> None:
     ({"labels": [["a"], []], "y": [0, 1]}, {"label": "y"}, tp.ConfigError, "another name than 'labels'"),
     ({"x": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError, r"tabular\(key\) must be given with"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 1.0}, tp.ConfigError, r"above 0 and below 1, got 1.0"),
-    ({"x": [1, 2], "label": [0, 1]}, {"valid": [["x", "?", 1]]}, tp.ConfigError, r"tabular\(valid\) must be"),
+    *(({"x": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError, r"tabular\(valid\) must be")
+      for valid in ([["x", "?", 1]], [], [[]])),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": [["q", ">", 1]]}, tp.SchemaError, "no column 'q'"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 0.5, "drop_last": True, "num_shards": 24}, tp.ConfigError,
         r"tabular\(batch_size\) must leave each shard a batch, got 4 of 0 rows in each of 24 shards"),
