@@ -153,6 +153,7 @@ LONG = pa.list_(pa.list_(pa.int64()))
 #: What is refused: the batch, the options, the error, and what it says.
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ({"input_ids": [[1]]}, {"value": 0.5}, ConfigError, r"padded with 0.5, which int64 cannot hold; give"),
+    ({"x": [[0.5]]}, {"dtype": torch.float16, "value": 1e6}, ConfigError, r"with 1000000.0, which float16"),
     ({"labels": [[1]]}, {"dtype": torch.uint8}, ConfigError, "'labels' is padded with -100, which uint8"),
     ({"x": pa.array([2**63], pa.uint64())}, {}, DataError, "which int64 cannot hold"),
     ({"x": [[0.5], [2.0, -1e300]]}, {}, DataError, r"'x' holds -1e\+300, which float32 cannot hold; pass"),

@@ -414,10 +414,10 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             value = self._pack.fill_id
         elif value is None and tokenize is not None:
             value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
-        if value is None or dtype.kind == "f":
-            return value or 0
+        value = value or 0
         least, most = read_columns.limits(dtype)
-        if not least <= value <= most or value % 1:
+        fits = least <= value <= most or (dtype.kind == "f" and not abs(value) < float("inf"))
+        if not fits or (dtype.kind != "f" and value % 1):
             said = f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold"
             raise ConfigError(f"{said}; give columns={{{name!r}: {{'value': …}}}}")
         return value
