@@ -156,6 +156,7 @@ def test_chosen_columns_leave_out_new_fields(write, small_pieces):
         ("oops", "Invalid value"),
         ('{"a":1,"a":2}', "specified twice"),
         ("\0\0\0", "document is empty"),
+        ('{"a":1,"b":"x"},', """document is empty: '{"a":1,"b":"x"},'"""),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])

@@ -81,7 +81,7 @@ def bad_row(
     row = data[first : stops[good]]
     blank = len(row) - len(row.lstrip(form.between))
     line = int(layout.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
-    text = repr(errors.cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
+    text = repr(errors.cut(row.lstrip(form.between).strip().decode("utf-8", "replace"), SHOWN))
     where = f"{name}, line {line:,}"
     of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
