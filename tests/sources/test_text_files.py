@@ -225,6 +225,15 @@ def test_names_of_csv_columns_hold_what_only_python_takes_for_line_ends(write):
     assert rows(tp.read_csv(write("b.csv", '"a\nb",c\r\n1,2\r\n'))) == [{"a\nb": 1, "c": 2}]
 
 
+def test_the_index_without_a_name_that_pandas_writes_is_dropped_or_renamed(write):
+    read = tp.read_csv(write("a.csv", ",x\n0,a\n1,b\n"))
+    assert rows(read.drop_columns("")) == [{"x": "a"}, {"x": "b"}]
+    assert rows(read.rename({"": "n"})) == [{"n": 0, "x": "a"}, {"n": 1, "x": "b"}]
+    assert rows(read.select("")) == [{"": 0}, {"": 1}]
+    with pytest.raises(tp.SchemaError, match=r"no column ''; there are .'n', 'x'"):
+        rows(read.rename({"": "n"}).drop_columns(""))
+
+
 def test_columns_of_csv_files_are_found_by_name(write):
     paths = [write("a.csv", "a,b\n1,x\n"), write("b.csv", "b,a\ny,2\n")]
     assert rows(tp.read_csv(paths)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]

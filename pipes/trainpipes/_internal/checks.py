@@ -177,11 +177,18 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value) and not re.search("[\ud800-\udfff]", value)
 
 
-def column_names(value: Any, option: str, least: int = 1) -> list[str]:
+def is_given_name(value: Any) -> bool:
+    """Whether rows can have a column of the name: also "", as pandas writes it for an index to CSV."""
+    return value == "" or is_name(value)
+
+
+def column_names(
+    value: Any, option: str, least: int = 1, is_valid: Callable[[Any], bool] = is_name
+) -> list[str]:
     """The names of a column or of several, each once."""
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
-    good = good and all(map(is_name, names))
+    good = good and all(map(is_valid, names))
     require(good, option, "a column name or several in a list", value)
     _once(names, option)
     return list(names)

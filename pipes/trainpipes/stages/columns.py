@@ -7,7 +7,15 @@ from typing import Annotated, Any, Self
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import ColumnName, Ge, column_names, repeated, require
+from trainpipes._internal.checks import (
+    ColumnName,
+    Ge,
+    column_names,
+    is_given_name,
+    is_name,
+    repeated,
+    require,
+)
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.block import BadCell, Block
@@ -39,7 +47,7 @@ class _ByName(ChooseStage):
     columns: Sequence[str]
 
     def check(self) -> None:
-        self._set(columns=column_names(self.columns, f"{self.name}(columns)"))
+        self._set(columns=column_names(self.columns, f"{self.name}(columns)", 1, is_given_name))
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(map(repr, self.columns))})"
@@ -108,7 +116,7 @@ class Rename(ChooseStage):
     def check(self) -> None:
         names = self.names
         pairs = names.items() if isinstance(names, Mapping) else ()
-        good = len(pairs) > 0 and all(isinstance(n, str) and n for p in pairs for n in p)
+        good = len(pairs) > 0 and all(is_given_name(old) and is_name(new) for old, new in pairs)
         require(good, "rename(names)", "a dict of old names to new ones", names)
         self._set(names=dict(names))
 
