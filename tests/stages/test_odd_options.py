@@ -148,9 +148,19 @@ def test_views_of_text_do_what_texts_do(tmp_path: Path) -> None:
         same(lambda p: list(p.tokenize("bytes", "t")))
         same(lambda p: list(p.encode_labels("t", classes=texts[:3])))
         same(lambda p: p.fit_columns(categories="t").categories)
+        same(lambda p: list(p.map_batches(lambda c: {"u": c["t"]}, format="numpy")))
         tp.Loader(rows.batch(2)).state_dict()
         rows.write_parquet(tmp_path / str(column.type.id))
         assert list(tp.read_parquet(tmp_path / str(column.type.id))) == list(texts_of)
+
+
+def test_lists_of_views_come_as_numpy_and_torch_have_them() -> None:
+    lists = pa.array([["a", "b"], [], None], pa.list_(pa.string_view()))
+    for form in ("numpy", "torch"):
+        seen: list[Any] = []
+        rows = tp.from_arrow(pa.table({"t": lists, "n": range(3)})).batch(3)
+        list(rows.map_batches(lambda c, seen=seen: seen.append(c["t"]) or c, format=form))
+        assert [None if t is None else list(t) for t in seen[0]] == lists.to_pylist()
 
 
 def test_dictionaries_of_views_are_read(tmp_path: Path) -> None:

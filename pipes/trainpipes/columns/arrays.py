@@ -213,13 +213,16 @@ def decoded(array: Any) -> Any:
 
 def without_views(rows: pa.Table) -> pa.Table:
     """The same rows, with texts and bytes in place of views of these."""
-    columns = [
-        decoded(column)
-        if pa.types.is_dictionary(column.type)
-        else column.cast(_retyped(column.type, _NO_VIEWS))
-        for column in rows.columns
-    ]
-    return pa.Table.from_arrays(columns, names=rows.column_names)
+    return pa.Table.from_arrays(list(map(viewless, rows.columns)), names=rows.column_names)
+
+
+def viewless(column: Any) -> Any:
+    """The same values of an array or column, with texts and bytes in place of views of these."""
+    if not holds(column.type, pa.types.is_string_view, pa.types.is_binary_view):
+        return column
+    if pa.types.is_dictionary(column.type):
+        return decoded(column)
+    return column.cast(_retyped(column.type, _NO_VIEWS))
 
 
 def views_to_lists(array: pa.Array) -> pa.Array:

@@ -71,7 +71,7 @@ def to_columns(table: pa.Table, format: str) -> Any:
 
 
 def _numpy(column: pa.ChunkedArray, name: str) -> arrays.Array:
-    array = arrays.one_chunk(column)
+    array = arrays.viewless(arrays.one_chunk(column))
     if fixed_shape(array.type) is not None:
         shaped = array_of(array)
         if shaped is None:
