@@ -127,6 +127,10 @@ class Groups(tp.BatchStage):
         rows = [copy.deepcopy(row) for row in batch for _ in range(self.num_generations)]
         if not self.ids:
             return rows
+        odd = next((row for row in rows if row.keys() != rows[0].keys()), None)
+        if odd is not None:
+            got = f"a row with the keys {[*odd]} where the first of its batch has {[*rows[0]]}"
+            raise tp.SchemaError(f"prompts: rows have the same keys, got {got}: give them by map()")
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         ids = columns.pop("input_ids")
         ragged = {"input_ids": ids, "attention_mask": [[1] * len(row_ids) for row_ids in ids]}

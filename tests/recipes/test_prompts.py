@@ -127,6 +127,14 @@ def test_of_named_templates_that_for_tools_is_taken_where_there_are_some() -> No
     assert text_of(row, tokenizer).startswith("<|im_start|>")
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_rows_with_other_keys_are_named(lacking: int) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "q", "answer": 1}, {"prompt": "r", "answer": 2}]
+    del rows[lacking]["answer"]
+    with pytest.raises(tp.SchemaError, match=r"a row with the keys \[.*\] where the first of its"):
+        list(prompts(tp.from_dataset(rows), "bytes", batch_size=2, **SMALL))
+
+
 def test_the_answer_of_a_conversation_is_no_part_of_its_prompt() -> None:
     talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     tokenizer = small_tokenizer()
