@@ -228,6 +228,14 @@ def test_tool_calls_are_written_without_the_nulls_of_their_columns(arguments: An
         assert spoken(row) == [call, "it is 2"]
 
 
+@pytest.mark.parametrize("tools", ["null", "[]", "", None])
+def test_tools_may_be_none(tools: str | None) -> None:
+    column = pa.array([tools], pa.string())
+    table = pa.table({"messages": [called({"a": 1})], "tools": column})
+    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), template=TOOLS, tools="tools")
+    assert chat_tokenizer().decode(next(iter(pipe))["input_ids"]).startswith("user\n1 + 1?")
+
+
 def test_nulls_of_tools_that_are_json_text_stay() -> None:
     level = {"type": "string", "default": None, "enum": ["high", None]}
     tools = [{"name": "add", "parameters": {"type": "object", "properties": {"level": level}}}]

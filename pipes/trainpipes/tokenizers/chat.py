@@ -206,11 +206,11 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
     """Tools as transformers takes them: of columns without nulls, which Arrow puts in for missing keys; of
-    JSON text as it says, since schemas have nulls of their own.
+    JSON text as it says, since schemas have nulls of their own. None where there are none, or a null.
     """
     try:
-        tools = json.loads(value or "[]") if isinstance(value, str) else _filled(value or [])
-        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+        tools = json.loads(value or "[]") if isinstance(value, str) else _filled(value)
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools or ()]
         if not all(isinstance(tool, Mapping) for tool in tools):
             raise TypeError("a schema is a dict")
         return tools or None
