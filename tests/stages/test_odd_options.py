@@ -163,6 +163,17 @@ def test_lists_of_views_come_as_numpy_and_torch_have_them() -> None:
         assert [None if t is None else list(t) for t in seen[0]] == lists.to_pylist()
 
 
+def test_a_state_knows_views_within_lists_and_structs_also_beside_nulls() -> None:
+    for value, kind in (
+        (["a"], pa.list_(pa.string_view())), ({"t": "a"}, pa.struct([("t", pa.string_view())])),
+    ):  # fmt: skip
+        states = []
+        for change in (value, None):
+            table = pa.table({"x": pa.array([value, None, change], kind)})
+            states.append(tp.Loader(tp.from_arrow(table).batch(1)).state_dict()["pipeline"])
+        assert states[0] != states[1]
+
+
 def test_dictionaries_of_views_are_read(tmp_path: Path) -> None:
     words = pa.array(["a", "a text that is long"], pa.string_view())
     table = pa.table({"t": pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), words)})

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.pool import side_by_side
-from trainpipes.columns.arrays import TEXTS, apart, is_list, plain, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, gathered, is_list, plain, to_numpy
 
 #: Rows of a column, and bytes of a tensor, that are hashed at a time.
 PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
@@ -127,7 +127,7 @@ class _Streams:
         if array.null_count:
             nulls = np.flatnonzero(to_numpy(array.is_null())) + first
             self._feed(f"{path}?", nulls.astype("<i8"))
-            array = array.drop_null()  # bytes below a null may be anything
+            array = gathered(array, np.flatnonzero(to_numpy(array.is_valid())))
             if not len(array):
                 return
         self._values(array, kind, path)
