@@ -174,6 +174,19 @@ def test_a_state_knows_views_within_lists_and_structs_also_beside_nulls() -> Non
         assert states[0] != states[1]
 
 
+def test_conversations_of_views_are_written_and_kept_in_packed_rows(tmp_path: Path) -> None:
+    said = pa.struct([("role", pa.string_view()), ("content", pa.string_view())])
+    talks = [[{"role": "user", "content": f"hello {n} " * n}] * n for n in range(5)] + [None]
+    table = pa.table({
+        "messages": pa.array(talks, pa.list_(said)), "input_ids": [[n] for n in range(6)],
+    })  # fmt: skip
+    tp.from_arrow(table).shuffle(4).write_parquet(tmp_path / "a")
+    rows = list(tp.read_parquet(tmp_path / "a"))
+    assert sorted(rows, key=lambda row: row["input_ids"]) == table.to_pylist()
+    (packed,) = tp.from_arrow(table).pack(6, method="concat", keep=["messages"])
+    assert packed["messages"] == talks
+
+
 def test_dictionaries_of_views_are_read(tmp_path: Path) -> None:
     words = pa.array(["a", "a text that is long"], pa.string_view())
     table = pa.table({"t": pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), words)})

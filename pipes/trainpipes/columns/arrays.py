@@ -222,7 +222,12 @@ def viewless(column: Any) -> Any:
         return column
     if pa.types.is_dictionary(column.type):
         return decoded(column)
-    return column.cast(_retyped(column.type, _NO_VIEWS))
+    return column.cast(type_without_views(column.type))
+
+
+def type_without_views(kind: pa.DataType) -> pa.DataType:
+    """A type with texts and bytes in place of views of these, at any depth."""
+    return _retyped(kind, _NO_VIEWS)
 
 
 def views_to_lists(array: pa.Array) -> pa.Array:

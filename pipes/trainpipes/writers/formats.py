@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes.columns.arrays import holds, is_text, one_chunk, views_to_lists
+from trainpipes.columns.arrays import holds, is_text, one_chunk, type_without_views, views_to_lists
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_rows, python_values
 from trainpipes.engine.processes.executors import Executor
@@ -195,8 +195,11 @@ class _Parquet:
 
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
+        # Of structs within lists Arrow writes no views.
+        kinds = [type_without_views(k) if is_.is_nested(k) else k for k in schema.types]
+        self._schema = pa.schema([f.with_type(k) for f, k in zip(schema, kinds, strict=True)])
         try:
-            self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+            self._writer = pq.ParquetWriter(file, self._schema.with_metadata(metadata), **how)
         except pa.ArrowNotImplementedError as error:
             if len(schema) > 1:
                 for column in schema:  # which column it is
@@ -207,6 +210,8 @@ class _Parquet:
             ) from error
 
     def write(self, group: pa.Table, first_row: int) -> None:
+        if group.schema.types != self._schema.types:
+            group = group.cast(self._schema)
         # In a single chunk: where others begin, pages may, too.
         self._writer.write_table(group.combine_chunks(), max(1, len(group)))
 
