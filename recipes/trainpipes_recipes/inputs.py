@@ -25,7 +25,7 @@ import pyarrow.types as types
 
 import trainpipes as tp
 from trainpipes._internal.locks import cached_property
-from trainpipes.columns.arrays import is_text
+from trainpipes.columns.arrays import is_text, viewless
 from trainpipes.interfaces.quarantine import OnBadRow, OnError
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
@@ -358,6 +358,7 @@ class _Joined:
             if not (is_text(kind) or types.is_null(kind) or types.is_dictionary(kind)):
                 rule = "prompt and context are text: make it text with map()"
                 raise tp.SchemaError(f"column {name!r} holds {kind}, and {rule}")
-        texts, more = (table[name].cast(pa.string()) for name in (self.prompt, self.context))
+        names = self.prompt, self.context
+        texts, more = (viewless(table[name]).cast(pa.string()) for name in names)
         both = pc.binary_join_element_wise(texts, pc.fill_null(more, ""), "\n\n")
         return {self.prompt: pc.if_else(pc.equal(pc.fill_null(more, ""), ""), texts, both)}

@@ -126,6 +126,10 @@ def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
     data = tp.from_arrow(pa.table(rows))
     joined = with_context(data, "instruction", "input")
     assert [row["instruction"] for row in joined] == ["Add:\n\n1 + 1", "Sing!", "Hum!"]
+    views = {name: pa.array(texts, pa.string_view()) for name, texts in rows.items()}
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), views.pop("instruction"))
+    polars = tp.from_arrow(pa.table({"instruction": coded, **views}))
+    assert list(with_context(polars, "instruction", "input")) == list(joined)
     pipe = sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
     texts = sorted(text for batch in pipe for text in texts_of(batch["input_ids"]))
     assert texts == ["Add:\n\n1 + 12", "Hum!mm", "Sing!la"]

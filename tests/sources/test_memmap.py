@@ -121,6 +121,9 @@ def test_ragged_rows_may_be_long_bytes_or_rows_of_vectors(tmp_path):
     assert same(data[[8, 0, 3]]["ids"], [torch.from_numpy(long[i]) for i in (8, 0, 3)])
     data = tp.write_memmap(tmp_path / "bytes", [{"jpeg": b"\xff\xd8"}, {"jpeg": b""}])
     assert [bytes(row["jpeg"].tolist()) for row in data] == [b"\xff\xd8", b""]
+    views = pa.table({"jpeg": pa.array([b"\xff\xd8", b""], pa.binary_view())})
+    data = tp.write_memmap(tmp_path / "views", views)
+    assert [bytes(row["jpeg"].tolist()) for row in data] == [b"\xff\xd8", b""]
     rows = [{"v": np.full((n % 3, 4), n, np.float32)} for n in range(9)]
     data = tp.write_memmap(tmp_path / "x", rows)
     assert data[2]["v"].tolist() == rows[2]["v"].tolist()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import require, wrong
-from trainpipes.columns.arrays import apart, first_null, is_list, one_chunk
+from trainpipes.columns.arrays import apart, first_null, is_list, one_chunk, viewless
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.python_values import table_of_rows
@@ -44,7 +44,7 @@ def bad_row(row: int, name: str, problem: str) -> DataError:
 
 def arrays_of(column: pa.ChunkedArray, name: str, as_ragged: bool, row: int) -> Ragged | Even:
     """A column as arrays; ``row`` is the first row's number."""
-    array = one_chunk(column)
+    array = viewless(one_chunk(column))
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         if array.null_count:
             raise bad_row(row + first_null(array), name, str(null_cell(0, name)))
