@@ -196,6 +196,15 @@ def test_a_series_over_time() -> None:
     json.dumps([run.to_dict(), series])
 
 
+def test_a_wait_is_in_the_series_while_it_goes_on() -> None:
+    loader = tp.Loader(rows(20).map(lambda row: time.sleep(0.05) or row).batch(20), threads=0)
+    with tp.profile(loader) as run:
+        list(loader)
+    within = [point["waited"] for point in run.series[1:-1]]
+    assert len(within) > 2
+    assert sum(within) > 0.6 * len(within)
+
+
 def test_padding() -> None:
     ids = [{"input_ids": [1] * (1 + 9 * (n % 2))} for n in range(400)]
     pipe = tp.from_dataset(ids).sharding_filter(2).batch(8).pad_collate()

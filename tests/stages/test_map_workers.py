@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -445,6 +446,18 @@ def test_workers_end_where_nothing_is_to_do_and_come_again(monkeypatch: pytest.M
     psutil.wait_procs(gone, timeout=10)
     assert not any(process.is_running() for process in gone)
     assert not first & {row["process"] for row in pipe}
+
+
+def test_workers_that_ended_while_a_loop_paused_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "IDLE", 0.3)
+    rows = tp.from_arrow(pa.table({"x": range(20_000)}))
+    running = iter(rows.map(fn.where, num_workers=1, method="process"))
+    first = next(running)["process"]
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(first).wait(timeout=20)
+    left = [row["process"] for row in running]
+    assert len(left) == 19_999
+    assert left[-1] != first
 
 
 @pytest.fixture
