@@ -267,6 +267,17 @@ def test_a_batch_of_an_earlier_epoch_is_found_among_its_files_and_the_run_keeps_
         assert len(loader) == len(list(batches)) + 1
 
 
+def test_a_state_that_is_refused_leaves_the_files_of_the_run(folder: Path) -> None:
+    other = after_a_batch(folder, lambda folder: growing(folder).batch(5))
+    write(folder, 1)
+    loader = tp.Loader(counted(folder))
+    first = next(iter(loader))
+    with pytest.raises(tp.StateError, match="batch_size"):
+        loader.load_state_dict(other)
+    assert len(loader) == 2 * ROWS // 4
+    assert tp.locate(loader, 0).batch == first
+
+
 REFUSED: dict[str, tuple[Make, type[Exception], str]] = {
     "repeat": (lambda f: growing(f).repeat().batch(4), tp.ConfigError, r"refresh='epoch'.*repeat\("),
     "batches": (lambda f: growing(f).batch(4).repeat(2), tp.ConfigError, r"refresh='epoch'.*repeat\("),

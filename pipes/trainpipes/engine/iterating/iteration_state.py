@@ -194,6 +194,14 @@ class IterationState:
         return state if within or not plan.grows else at_start(state, plan), plan
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
+        own = self._plan
+        try:
+            self._load(state, allow_changes)
+        except BaseException:
+            self._plan = own  # what is refused leaves its files, too
+            raise
+
+    def _load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
         if allowed and isinstance(state, Mapping) and "pipeline" in state:
             changes = checked_changes(allow_changes)
