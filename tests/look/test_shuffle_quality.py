@@ -56,6 +56,13 @@ def test_a_global_shuffle_measures_as_random_and_a_small_buffer_does_not():
     assert small.neighbor_distance < larger.neighbor_distance < whole.neighbor_distance
 
 
+def test_a_part_of_the_rows_in_a_random_order_measures_as_random(rows):
+    few = tp.from_tensors(x=np.arange(30_000)).skip(100).take(1000).shuffle(scope="global").batch(8)
+    assert shuffle_quality(few).neighbor_distance == pytest.approx(1 / 3, abs=0.05)
+    sample = rows.take(600).shuffle(300).batch(8).stats(5).shuffle
+    assert (sample.files, sample.files_per_batch, sample.random_files_per_batch) == (1, 1, 1)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 12))
 def test_files_in_a_random_batch_are_those_of_drawing(sizes, size):
@@ -92,6 +99,8 @@ def test_it_is_the_delivered_order_that_is_measured(name, epoch, rows):
         batches = list(pipe)
     delivered = [row["x"] for batch in batches for row in batch]
     files = [3000] if name in ("draw", "global") else FILES
+    if name == "part":
+        delivered, files = [x - 70 for x in delivered], [630, 0, 1300, 70]
     expected = shuffle_quality(delivered, files=files, batch_size=len(batches[0]))
     found = shuffle_quality(pipe, epoch=epoch)
     assert found == expected

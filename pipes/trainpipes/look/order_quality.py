@@ -18,7 +18,7 @@ from trainpipes._internal.messages import Report
 from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.inputs import BlockTable, Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
@@ -48,7 +48,7 @@ class ShuffleQuality(Report):
         batch_size: rows in a batch.
         files: that the rows are from; blocks where there are no files.
         neighbor_distance: mean distance in the files of rows that come next to each other, as a part of
-            all rows: 0 for file order, 1/3 for a random order.
+            all rows that ``take`` and ``skip`` leave: 0 for file order, 1/3 for a random order.
         neighbors_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
@@ -118,7 +118,7 @@ def shuffle_quality(
     outside = numbers[(numbers < 0) | (numbers >= total)].tolist()
     rule, way = f"row numbers from 0 to {total - 1}", "give files= the rows of each file"
     require(not outside, "shuffle_quality(order)", rule, outside[:3], way)
-    return _measured(numbers, lengths, batch_size or BATCH_SIZE, len(numbers))
+    return _measured(numbers, lengths, lengths, batch_size or BATCH_SIZE, len(numbers))
 
 
 def order_quality(
@@ -142,17 +142,19 @@ def order_quality(
     items = counted(islice(walk(plan, epoch), batches), "measuring the shuffle", batches, "batches")
     numbers = np.concatenate([np.empty(0, dtype=np.int64), *items])
     files, lengths = source.file_of_block, source.lengths
+    used = BlockTable(lengths, chain.skip_rows, chain.stop_rows).lengths
     if files is not None:
-        lengths = np.bincount(files, weights=lengths).astype(np.int64)
-    return _measured(numbers, lengths, size, plan.inputs.epoch_rows or 0)
+        lengths, used = (np.bincount(files, weights=n).astype(np.int64) for n in (lengths, used))
+    return _measured(numbers, lengths, used, size, plan.inputs.epoch_rows or 0)
 
 
 def _measured(
-    numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int
+    numbers: IntArray, lengths: IntArray, used: IntArray, batch_size: int, epoch_rows: int
 ) -> ShuffleQuality:
+    """``used``: of the rows of each file, those that ``take`` and ``skip`` leave."""
     n = len(numbers)
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")
-    in_file = lengths if n < epoch_rows else np.bincount(file, minlength=len(lengths))
+    in_file = used if n < epoch_rows else np.bincount(file, minlength=len(lengths))
     apart = np.abs(np.diff(numbers)) if n > 1 else np.zeros(1)
     full, rest = divmod(n, batch_size)
     batches = max(1, full + (rest > 0))
@@ -160,7 +162,7 @@ def _measured(
     expected = full * _touched(in_file, batch_size) + _touched(in_file, rest)
     return ShuffleQuality(
         n, max(n, epoch_rows), batch_size, int((in_file > 0).sum()),
-        neighbor_distance=float(apart.mean() / max(1, lengths.sum())),
+        neighbor_distance=float(apart.mean() / max(1, used.sum())),
         neighbors_kept=float((apart == 1).mean()),
         files_per_batch=len(touched) / batches,
         random_files_per_batch=expected / batches,
