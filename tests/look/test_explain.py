@@ -78,11 +78,12 @@ def test_it_says_who_gets_what(files):
     assert "held by each worker" in str(said)
 
 
-def test_a_world_size_that_does_not_divide_is_warned_of(files, monkeypatch):
+def test_a_world_size_that_does_not_divide_is_warned_of_and_holds_what_it_reads(files, monkeypatch):
     monkeypatch.setattr(messages, "_warned", set())
     with pytest.warns(UserWarning, match="5 ranks do not divide num_shards=12"):
         said = pipeline(files).explain(world_size=5)
     assert said.num_batches == 75
+    assert said.window_bytes == pipeline(files).explain().window_bytes  # each rank reads all shards
 
 
 def test_it_warns_of_buffers_that_are_small_or_become_smaller(files):

@@ -377,7 +377,8 @@ class Memory:
     def __init__(self, plan: Plan, processes: int) -> None:
         self.plan, self.row_bytes = plan, plan.layouts.window_row_bytes
         self.parts = [Memory(part, processes) for part in plan.mixed.values()]
-        self.shards = -(-plan.chain.num_shards // processes)
+        #: That a process reads; where processes do not divide them, it reads some of others, too.
+        self.shards = plan.chain.num_shards // math.gcd(plan.chain.num_shards, processes)
 
     @property
     def spans(self) -> int:
