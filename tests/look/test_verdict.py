@@ -232,6 +232,17 @@ def test_the_trainer_bounds_the_gain() -> None:
         assert said.changes[0].gain == pytest.approx(min(5, 10 / (10 - waited)))
 
 
+@pytest.mark.parametrize(("shards", "ranks", "text"), [
+    (1, 1, "4 workers share 1 shard: each is read 4 times"),
+    (2, 1, "4 workers share 2 shards: each is read 2 times"),
+    (24, 7, "28 workers share 24 shards: each is read 7 times"),
+])  # fmt: skip
+def test_workers_that_share_shards_all_have_batches(shards: int, ranks: int, text: str) -> None:
+    run = facts(PARQUET, CLEAN, plain=True, workers=4, threads=0, shards=shards, ranks=ranks)
+    said = found(run, 9.0, workers=counts(iterates={"map(clean)": (9.8, 9.8)}))
+    assert (said.bound, text in said.text) == ("shards", True)
+
+
 def test_a_kept_tokenizer_is_not_to_be_kept() -> None:
     threads = {"tokenize('gpt2')": (34.0, 34.0)}
     said = found(facts(PARQUET, TOKENIZE, CACHE), 7.0, iterates={TURN: (6.9, 0.0)}, threads=threads)

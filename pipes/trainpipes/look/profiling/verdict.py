@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
 from trainpipes._internal.activity import BYTES, ITERATES, UNROLL, WAITING
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
@@ -102,8 +103,9 @@ def _workers(facts: Facts, m: Measured) -> Iterator[Cause]:
     calls = any(stage.in_caller for stage in facts.stages)
     useful = max(1, facts.shards // facts.ranks)
     if useful < facts.workers and facts.plain:
-        shards = f"{useful} shard{'s' * (useful != 1)}"
-        text = f"{facts.workers} workers share {shards}: {facts.workers - useful} have none"
+        readers = facts.workers * facts.ranks
+        shards = f"{facts.shards} shard{'s' * (facts.shards != 1)}"
+        text = f"{readers} workers share {shards}: each is read {readers // gcd(readers, facts.shards)} times"
         line = f"sharding_filter({4 * facts.workers * facts.ranks})"
         after = max(m.trainer, m.seconds * useful / min(facts.workers, max(facts.cores, useful)))
         yield Cause("shards", text, line, after)
