@@ -208,6 +208,15 @@ def test_our_loader_refuses_what_is_no_number_of_workers(options: dict[str, Any]
         tp.Loader(pipeline(), **options)
 
 
+@pytest.mark.parametrize(("option", "value"), [
+    ("timeout", -1), ("timeout", "3"), ("timeout", float("nan")), ("worker_init_fn", 3),
+    ("persistent_workers", "no"), ("multiprocessing_context", 3),
+])  # fmt: skip
+def test_our_loader_refuses_options_of_workers_before_these_start(option: str, value: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=rf"Loader\({option}\) must be .*, got"):
+        tp.Loader(pipeline(), num_workers=1, **{option: value})
+
+
 def test_our_loader_takes_pipelines_only() -> None:
     with pytest.raises(tp.ConfigError, match=r"got list; for a torch Dataset .*from_dataset"):
         tp.Loader([1, 2, 3])  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import finalize
 
 from trainpipes._internal import activity
+from trainpipes._internal.checks import flag, function, require
 from trainpipes._internal.messages import log_once
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
@@ -203,10 +204,18 @@ class LoaderWorkers:
     ahead: int
     persistent: bool
     init: Callable[[int], None] | None
-    timeout: float = 0
+    timeout: float | None = 0
     _sent: Sequence[Stage] | None = None
     #: Processes for another pass, and the plan whose functions they call.
     _idle: tuple[Workers, Plan] | None = None
+
+    def __post_init__(self) -> None:
+        flag(self.persistent, "Loader(persistent_workers)")
+        rule, seconds = "seconds, 0 or more", self.timeout
+        good = isinstance(seconds, int | float) and seconds >= 0
+        require(seconds is None or good, "Loader(timeout)", rule, seconds, "0 is no end")
+        if self.init is not None:
+            function(self.init, "Loader(worker_init_fn)")
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle": None}
