@@ -149,6 +149,8 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[
     ("SFT", lambda: tp.Loader(runs.batches("sft")), {}, {}, "write train_dataset=pipe"),
     ("SFT", lambda: runs.batches("sft").map(runs.without_labels), {}, {},
      "a batch of SFTTrainer must be one with labels, as the recipe sft makes it"),
+    ("SFT", lambda: runs.batches("packed sft").map(runs.without_positions), {}, {},
+     "a batch of SFTTrainer must be one with position_ids, as the recipe sft makes it"),
     ("SFT", runs.rows, {}, {},
      "train_dataset must make batches, got single rows; write train_dataset=tp.recipe('sft',"),
     ("SFT", lambda: runs.rows().to_hf(), {}, {}, "train_dataset must be the pipeline itself"),

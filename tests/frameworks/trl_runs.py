@@ -132,6 +132,10 @@ def without_labels(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
+def without_positions(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in batch.items() if name != "position_ids"}
+
+
 def evaluated(folder: str) -> dict[str, list[float]]:
     """What evaluations on batches of a pipeline say, on this many ranks."""
     import trl

@@ -121,6 +121,7 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
         self._need(("input_ids", "labels"), batch)
         if "segment_ids" in batch:  # packed: transformers has other names for what else is there
             names = ("input_ids", "labels", "position_ids", "segment_ids")
+            self._need(names, batch)
             return {name: batch[name] for name in names}
         return super()._accepted(batch)
 
