@@ -246,6 +246,12 @@ def test_python_rows_take_the_types_of_columns_where_theirs_say_nothing() -> Non
             list(tp.concat(arrow, tp.from_dataset([bad])))
 
 
+def test_flipped_and_big_endian_arrays_are_tensors_too() -> None:
+    numbers = np.arange(6, dtype=np.int32).reshape(3, 2)
+    for array in (numbers[::-1], numbers[:, ::-1], numbers.astype(">i4")):
+        assert [row["x"].tolist() for row in tp.from_tensors(x=array)] == array.tolist()
+
+
 def test_arrays_in_python_rows_go_with_tensors_and_lists() -> None:
     arrays = tp.from_dataset([{"v": np.full(3, n, np.float32)} for n in range(4)])
     lists = tp.from_arrow(pa.table({"v": pa.array([[0.5] * 3], pa.list_(pa.float32()))}))

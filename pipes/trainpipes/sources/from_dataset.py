@@ -142,6 +142,14 @@ class IterableReader(source.StreamReader):
             return list(islice(self.items, rows)) or None
 
 
+def _as_tensor(values: Any) -> torch.Tensor:
+    """Numbers as a tensor: a copy of arrays that torch does not take, as flipped or big-endian ones."""
+    is_array = isinstance(values, np.ndarray)
+    if is_array and not (values.dtype.isnative and min(values.strides, default=0) >= 0):
+        values = np.array(values, values.dtype.newbyteorder("="), order="C")
+    return torch.as_tensor(values)
+
+
 class FromTensors(Source, random_access=True):
     """Rows of tensors that share their first dimension: tuples, or dicts if tensors have names.
 
@@ -178,7 +186,7 @@ class FromTensors(Source, random_access=True):
             )
             self._set(names=tuple(names))
         try:
-            converted = tuple(torch.as_tensor(t) for t in self.tensors)
+            converted = tuple(map(_as_tensor, self.tensors))
         except (RuntimeError, TypeError, ValueError) as error:
             rule = "tensors, arrays or lists of numbers"
             raise checks.wrong("from_tensors(...)", rule, self.tensors, str(error)) from error
