@@ -181,6 +181,13 @@ def test_evaluation_is_exact_on_any_ranks(folder: Path) -> None:
     assert sorted(shared) == sorted(labels)
 
 
+def test_the_index_that_pandas_writes_is_no_number_to_learn_from(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(",age,label\n0,20,1\n1,60,0\n")
+    (batch,) = tabular(path, **SMALL | {"num_shards": 1}, train=True)
+    assert sorted(batch["numbers"].tolist()) == [[-1.0], [1.0]]
+
+
 @pytest.mark.parametrize(("columns", "options", "error", "said"), [
     ({"x": [1, 2]}, {}, tp.SchemaError, "label"),
     ({"x": [1, 2], "y": [0, 1]}, {"label": "z"}, tp.SchemaError, r"no column 'z', only \['x', 'y'\]"),
