@@ -131,6 +131,16 @@ def test_a_null_without_a_place_in_an_array_is_refused_with_its_row(
     assert "map_batches" in str(error.stage)
 
 
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_a_null_in_a_dictionary_or_a_run_is_refused_too(format: Any) -> None:
+    numbers = pa.array([5, None, 7])
+    runs = pa.RunEndEncodedArray.from_arrays([1, 2, 3], numbers)
+    for column in (numbers.dictionary_encode(), runs):
+        pipe = tp.from_arrow(pa.table({"n": column})).map_batches(lambda c: c, format=format)
+        with pytest.raises(tp.DataError, match=r"column 'n' holds a null.*row 1\)"):
+            list(pipe)
+
+
 def test_nulls_among_floats_and_texts_have_a_place() -> None:
     table = pa.table({"f": [0.5, None], "t": ["a", None]})
     found = list(tp.from_arrow(table).map_batches(lambda c: c, format="numpy"))
