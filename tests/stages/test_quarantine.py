@@ -532,6 +532,14 @@ def test_values_that_json_does_not_hold_are_listed_as_text(value: Any, tmp_path:
     assert found == [(n, "{'text': None,") for n in (1, 3)]
 
 
+def test_a_bad_line_is_listed_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a":1}\n  {"a":2},\r\n{"a":3}\n')
+    bad = tp.Quarantine(tmp_path / "bad")
+    assert list(tp.read_json(tmp_path / "a.jsonl", on_error=bad)) == [{"a": 1}, {"a": 3}]
+    (file,) = (tmp_path / "bad").iterdir()
+    assert [row["value"] for row in tp.read_json(file)] == ['{"a":2},']
+
+
 def test_rows_of_flat_map_are_listed_by_the_row_that_they_are_made_of(tmp_path: Path) -> None:
     rows = tp.from_dataset([{"text": "a"}, {"text": None}])
     pipe = rows.flat_map(lambda row: [row, {"text": None}])

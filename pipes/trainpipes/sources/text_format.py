@@ -121,7 +121,8 @@ def separated(
         if not isinstance(parsed, str):
             yield last - first, parsed
         elif last - first == 1:
-            shown = text[:SHOWN_BYTES].strip(form.between).decode("utf-8", "replace")
+            row = text[:SHOWN_BYTES].lstrip(form.between).rstrip(b"\r\n")
+            shown = row.decode("utf-8", "replace")
             yield 1, f"{parsed}{END}{shown}"
         else:
             middle = (first + last) // 2
