@@ -67,6 +67,14 @@ def test_a_null_of_any_type_is_named_and_other_batches_come(name: str) -> None:
         next(batches)
 
 
+@pytest.mark.parametrize("name", ["decimal", "date", "timestamp with a zone"])
+def test_dictionaries_of_them_become_the_same_numbers(name: str) -> None:
+    column, dtype, numbers = KINDS[name]
+    table = pa.table({"x": column.dictionary_encode()})
+    (batch,) = tp.from_arrow(pa.concat_tables([table, table.slice(1)])).batch(5).collate()
+    assert (batch["x"].dtype, batch["x"].tolist()) == (dtype, [*numbers, *numbers[1:]])
+
+
 @pytest.mark.parametrize("value", ["a", b"a"])
 def test_a_null_among_texts_stays_wherever_it_stands(value: Any) -> None:
     for values in ([value, None], [None, value]):

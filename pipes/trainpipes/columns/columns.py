@@ -48,8 +48,10 @@ def _converted(table: pa.Table) -> pa.Table | None:
     """The table with other columns; None if it needs none."""
     converted = None
     for place, kind in enumerate(table.schema.types):
-        if arrays.stands_for_number(kind):
-            numbers = arrays.as_numbers(table.column(place))
+        coded = pa.types.is_dictionary(kind)
+        if arrays.stands_for_number(kind.value_type if coded else kind):
+            column = table.column(place)
+            numbers = arrays.as_numbers(arrays.decoded(column) if coded else column)
             name = table.column_names[place]
             converted = (converted or table).set_column(place, name, numbers)
     return converted
