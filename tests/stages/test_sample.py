@@ -221,6 +221,12 @@ def test_different_texts_have_different_hashes_and_neighbors_have_no_say(values)
 # Bad input
 
 
+def test_a_key_of_intervals_is_refused():
+    times = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    with pytest.raises(tp.SchemaError, match="'x' is month_day_nano_interval, and a key is text,"):
+        list(tp.from_arrow(pa.table({"x": times})).sample(0.5, key="x"))
+
+
 def held_out(seed: int = 0) -> tp.Pipeline:
     rows = tp.from_arrow(pa.table({"x": range(1000)}))
     return rows.split({"train": 0.6, "rest": 0.4}, seed=seed)["rest"]

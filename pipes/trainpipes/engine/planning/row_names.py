@@ -129,7 +129,7 @@ def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
     if pa.types.is_floating(kind):
         floats = to_numpy(array).astype(np.float64) + 0.0  # -0.0 is 0.0
         return mix((floats.view(np.uint64) ^ _SECOND) + salt)
-    if pa.types.is_temporal(kind):
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         array = array.view({32: pa.int32(), 64: pa.int64()}[kind.bit_width])
         kind = array.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
