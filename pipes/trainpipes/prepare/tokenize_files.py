@@ -347,7 +347,7 @@ def tokenize(
             written, or workers cannot get at it.
         DataChangedError: the input, or a file that was written, has changed.
         DataError: a row cannot be tokenized; says which file and row.
-        WorkerError: a process was killed, on Ray four times.
+        WorkerError: three worker processes died at one file, or a task of Ray four times.
         UnreachableError: a server or Ray cluster does not answer, or denies access.
         MissingExtraError: Ray, or a package for the URL, is not installed.
 

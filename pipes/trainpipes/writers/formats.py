@@ -80,7 +80,7 @@ def write_parquet(
             the input, or cannot be written; or ``executor`` does not fit.
         DataChangedError: the input, or a file that was written, has changed.
         SchemaError: rows have no columns, or not all the same.
-        WorkerError: a worker process has died.
+        WorkerError: three worker processes died at one file, or a task of Ray four times.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)

@@ -228,7 +228,7 @@ def write_memmap(
         DataChangedError: the pipeline's input has changed.
         DataError: a row does not fit those before it, or holds no numbers.
         SchemaError: a part has other columns than those before it.
-        WorkerError: a worker process has died.
+        WorkerError: three worker processes died at one file, or a task of Ray four times.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> def documents():
