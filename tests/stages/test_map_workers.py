@@ -242,7 +242,7 @@ def test_an_error_that_does_not_pickle_still_says_what_it_was() -> None:
     ],
 )
 def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
-    function: Any, start_method: Any, how: str, tmp_path: Path
+    function: Any, start_method: Any, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipe = files(tmp_path).map(function, num_workers=2, method="process", start_method=start_method)
     batches = iter(pipe.batch(4))
@@ -250,6 +250,7 @@ def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
     assert len(list(islice(batches, 13))) == 13
     with pytest.raises(tp.WorkerError, match=rf"worker process \d+ {how}") as caught:
         next(batches)
+    assert caplog.text.count("done again by another one") == 2  # of three: the last is the error
     assert (caught.value.path or "").endswith("part-1.parquet")
     assert (caught.value.row_group, caught.value.row) == (1, 17)
     with pytest.raises(tp.WorkerError, match="row group 1, row 17"):

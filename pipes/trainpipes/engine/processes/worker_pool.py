@@ -201,15 +201,19 @@ class WorkerPool:
         """
         if self.closed:
             return False
-        place = death.place
-        task.deaths.append(place)
+        task.deaths.append(death.place)
         with self._lock:
             self._deaths = count = self._deaths + 1
-        if is_worth_a_line(count):
+        is_again = self._is_for_another(task, death)
+        if is_again and is_worth_a_line(count):
             log.warning(
                 "%s: %s%s; its rows are done again by another one (%s such so far)",
-                self.call.said, str(death), self.call.where(place), f"{count:,}",
+                self.call.said, str(death), self.call.where(death.place), f"{count:,}",
             )  # fmt: skip
+        return is_again
+
+    def _is_for_another(self, task: Task, death: Died) -> bool:
+        place = death.place
         deaths = task.deaths.count(place)
         # At two deaths in the same rows its stage gets the halves of these, and of each half at the first.
         twice = any(p.rows > 1 and task.deaths.count(p) > 1 for p in task.deaths if p.row != NO_ROW)
