@@ -169,7 +169,8 @@ class Loader:
             self._iteration.members = source.members
             source.derived.add(self._iteration)
         context, there = multiprocessing_context, multiprocessing.get_all_start_methods()
-        if not (context is None or context in there or hasattr(context, "get_start_method")):
+        named = isinstance(context, str) and context in there
+        if not (named or context is None or hasattr(context, "get_start_method")):
             raise wrong("Loader(multiprocessing_context)", f"one of {there} here", context)
         if executor is None and num_workers:
             executor = Processes(num_workers, context)
