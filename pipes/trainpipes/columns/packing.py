@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import Array, gathered, one_chunk, stretches, to_arrow
+from trainpipes.columns.arrays import Array, gathered, stretches, to_arrow
 from trainpipes.columns.block import Block, Pieces
 
 #: What torch's ``cross_entropy`` leaves out by default.
@@ -211,10 +211,10 @@ class Documents:
     full_lengths: IntArray
 
 
-def lists_of(values: pa.ChunkedArray, placing: Placing, first: int, stop: int) -> pa.Array:
+def lists_of(values: pa.Array, placing: Placing, first: int, stop: int) -> pa.Array:
     """Of each row, the values of the documents that its pieces are of."""
     bounds = placing.bounds[first : stop + 1]
-    values_of_rows = gathered(one_chunk(values), placing.document[bounds[0] : bounds[-1]])
+    values_of_rows = gathered(values, placing.document[bounds[0] : bounds[-1]])
     return pa.LargeListArray.from_arrays(to_arrow(bounds - bounds[0]), values_of_rows)
 
 

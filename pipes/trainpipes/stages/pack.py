@@ -11,6 +11,7 @@ from trainpipes._internal.checks import ColumnName, Count, Ge, IntArray, Natural
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns, warn_once
 from trainpipes.columns import packing
+from trainpipes.columns.arrays import one_chunk
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.packing import best_window, fit_a_row, joint_window
@@ -157,12 +158,12 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
     def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
         lot = max(1, LOT_TOKENS // self.max_length)
         for block, documents, placing, cursors, used in windows:
+            kept = {name: one_chunk(table_of(block.data, self).column(name)) for name in self.keep}
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
                 size, pad = self.max_length, self.fill_id
                 table = packing.rows_of(documents, placing, first, stop, size, pad)
-                for name in self.keep:
-                    values = table_of(block.data, self).column(name)
+                for name, values in kept.items():
                     lists = packing.lists_of(values, placing, first, stop)
                     table = table.append_column(name, lists)
                 # Each row is known by its first piece's document and first token.
