@@ -241,6 +241,41 @@ def columns(rows: list[Any]) -> tp.Pipeline:
     return tp.from_dataset(rows).select("x", "ids", "late")
 
 
+class TestAChoiceOfWhatMakesNoColumns:
+    def rows(self) -> tp.Pipeline:
+        return tp.from_dataset([{"n": n, "path": f"{n}.png", "x": {n}} for n in range(40)])
+
+    def test_keeps_the_values_as_they_are(self) -> None:
+        assert list(self.rows().select("x", "n"))[:2] == [{"x": {0}, "n": 0}, {"x": {1}, "n": 1}]
+        assert list(self.rows().drop_columns("path"))[1] == {"n": 1, "x": {1}}
+        assert list(self.rows().rename({"x": "sets"}))[1] == {"n": 1, "path": "1.png", "sets": {1}}
+        batches = list(self.rows().batch(4).drop_columns("path", "n"))
+        assert batches[9] == [{"x": {n}} for n in range(36, 40)]
+
+    def test_columns_are_made_of_what_is_left(self) -> None:
+        kept = self.rows().drop_columns("x").filter(pc.field("n") > 37)
+        assert next(iter(kept.batch(2).pad_collate()))["path"] == ["38.png", "39.png"]
+
+    def test_a_resume_is_exact(self) -> None:
+        pipe = self.rows().sharding_filter(4).shuffle(9, seed=1).drop_columns("path").batch(3)
+        check_resume(pipe.map(str), processes=0, epochs=2)
+
+    def test_what_is_not_there_is_named_with_its_row(self) -> None:
+        rows = [{"x": {1}, 2: 3}, {"y": {1}}, [4]]
+        for pipe, said in (
+            (lambda p: p.select("xs"), r"no column 'xs'.*there are \['x', 2\] \(at row 0\)"),
+            (lambda p: p.rename({"x": "z"}), r"no column 'x'.*there are \['y'\] \(at row 1\)"),
+            (lambda p: p.take(1).drop_columns("x").take(1).drop_columns("z"), r"no column 'z'"),
+            (lambda p: p.skip(2).select("x"), r"must be a dict, got list.*\(at row 2\)"),
+        ):
+            with pytest.raises(tp.SchemaError, match=said):
+                list(pipe(tp.from_dataset(rows)))
+        with pytest.raises(
+            tp.ConfigError, match=r"keep one column at least, and have y; .* \(at row 0\)"
+        ):
+            list(tp.from_dataset(rows[1:]).map(lambda row: row).drop_columns("y"))
+
+
 class TestWhatDoesNotFit:
     def test_is_named_with_its_row_and_the_schema_that_would_hold_it(self) -> None:
         rows: Rows = [*rows_of(), {"x": 1, "ids": [0.5], "late": 2}]

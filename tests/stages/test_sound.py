@@ -414,6 +414,17 @@ def test_a_resume_has_the_same_crops(tmp_path: Path, workers: int) -> None:
     assert [batch["audio"].numpy().tobytes() for batch in tp.Loader(make(), num_workers=2)] == whole
 
 
+@pytest.mark.parametrize("mono", [True, False])
+def test_a_choice_of_columns_leaves_arrays_as_they_are(tmp_path: Path, mono: bool) -> None:
+    for n in range(4):
+        (tmp_path / f"{n}.wav").write_bytes(encoded(tone(0.1 + 0.1 * (n // 2), seed=n)))
+    sounds = tp.read_bytes(str(tmp_path / "*.wav")).decode_audio("bytes", mono=mono)
+    whole = [row["bytes"] for row in sounds]
+    chosen = sounds.drop_columns("path").batch(2).collate()
+    for number, batch in enumerate(chosen):
+        assert np.array_equal(batch["bytes"].numpy(), np.stack(whole[2 * number : 2 * number + 2]))
+
+
 # What models take
 
 

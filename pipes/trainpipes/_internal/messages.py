@@ -183,7 +183,8 @@ def need_columns(
     missing = [name for name in wanted if name not in known]
     if not missing:
         return
-    said = ", ".join(f"{name!r}{nearest(name, present)}" for name in missing)
+    texts = [name for name in present if isinstance(name, str)]  # a dict may have other keys
+    said = ", ".join(f"{name!r}{nearest(name, texts)}" for name in missing)
     where = f" in {path}" if path else ""
     raise errors.SchemaError(
         f"{caller}: no column {said}{where}; there are {errors.shown([*present], MOST)}",

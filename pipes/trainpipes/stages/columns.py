@@ -16,29 +16,51 @@ from trainpipes._internal.checks import (
     repeated,
     require,
 )
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.chain import MixingSource
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage
 
 
-class ChooseStage(kinds.RunStage, takes="columns", gives="choice"):
-    """A stage that leaves out or renames columns, of tables only."""
+class ChooseStage(kinds.RunStage, takes="columns or objects", gives="choice"):
+    """A stage that leaves out or renames columns, or keys of rows that no columns can be made of."""
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._chosen))
+        if isinstance(run.block.data, list):
+            return run.with_block(run.block.with_data(self._of_rows(run.block)))
+        return run.with_block(columns_of(run.block, self).with_columns(self._of_table))
+
+    def _of_table(self, table: pa.Table) -> pa.Table:
+        names = self._chosen(table.column_names)
+        return table.select([*names]).rename_columns([*names.values()])
+
+    def _of_rows(self, block: Block) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        keys: list[str] | None = None
+        for number, row in enumerate(block.data):
+            try:
+                if not isinstance(row, dict):
+                    raise no_columns(type(row).__name__, self)
+                if keys != [*row]:
+                    keys = [*row]
+                    names = self._chosen(keys)
+            except (ConfigError, SchemaError) as error:
+                blame(error, self, int(block.ids[number]))
+                raise
+            found.append({new: row[old] for old, new in names.items()})
+        return found
 
     @abstractmethod
-    def _chosen(self, table: pa.Table) -> pa.Table: ...
+    def _chosen(self, columns: Sequence[str]) -> dict[str, str]:
+        """The names that columns get, by those that they have; without those that are left out."""
 
 
 class _ByName(ChooseStage):
@@ -67,9 +89,9 @@ class Select(_ByName):
     [{'y': 3}, {'y': 4}]
     """
 
-    def _chosen(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, self.columns, self)
-        return table.select(self.columns)
+    def _chosen(self, columns: Sequence[str]) -> dict[str, str]:
+        need_columns(columns, self.columns, self)
+        return {name: name for name in self.columns}
 
 
 class DropColumns(_ByName):
@@ -87,13 +109,13 @@ class DropColumns(_ByName):
     [{'x': 1}, {'x': 2}]
     """
 
-    def _chosen(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, self.columns, self)
-        if len(self.columns) == table.num_columns:
-            there = ", ".join(table.column_names)
-            said = f"rows keep one column at least, and have {there}"
+    def _chosen(self, columns: Sequence[str]) -> dict[str, str]:
+        need_columns(columns, self.columns, self)
+        kept = {name: name for name in columns if name not in self.columns}
+        if not kept:
+            said = f"rows keep one column at least, and have {', '.join(map(str, columns))}"
             raise ConfigError(f"{self}: {said}; leave one in")
-        return table.drop_columns(self.columns)
+        return kept
 
 
 class Rename(ChooseStage):
@@ -120,13 +142,13 @@ class Rename(ChooseStage):
         require(good, "rename(names)", "a dict of old names to new ones", names)
         self._set(names=dict(names))
 
-    def _chosen(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, list(self.names), self)
-        renamed = [self.names.get(name, name) for name in table.column_names]
-        twice = sorted(repeated(renamed))
+    def _chosen(self, columns: Sequence[str]) -> dict[str, str]:
+        need_columns(columns, list(self.names), self)
+        renamed = {name: self.names.get(name, name) for name in columns}
+        twice = sorted(repeated([*renamed.values()]))
         if twice:
             raise ConfigError(f"{self}: columns need different names, got {twice} twice")
-        return table.rename_columns(renamed)
+        return renamed
 
 
 def columns_of(block: Block, caller: object) -> Block:

@@ -414,7 +414,9 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         if has_schema:
             found.append(AsColumns(str(stage), schema, key=str(number)))
             number += 1
-        if makes or needs_columns:
+        if makes or (
+            needs_columns and traits.gives != "choice"
+        ):  # a choice of objects gives objects
             objects = makes and not has_schema
     return found, objects
 
