@@ -261,6 +261,14 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
     assert all(number % 3 >= epoch for epoch, number in seen)
 
 
+@pytest.mark.parametrize("timeout", ["5", -1, float("nan")])
+def test_a_timeout_that_is_no_time_is_refused(timeout: Any) -> None:
+    queue = queue_of(rows())
+    with pytest.raises(tp.ConfigError, match=r"WorkQueue.get\(timeout\) must be seconds, from 0 on"):
+        queue.get(timeout)
+    assert queue.get(float("inf")) is not None
+
+
 def test_a_full_queue_waits_and_says_for_what(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

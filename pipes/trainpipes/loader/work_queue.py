@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import finalize
 
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import is_finite, require, whole_number
 from trainpipes._internal.locks import TICK, Bell, InterruptibleLock
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.loader import Loader
@@ -104,9 +104,12 @@ class WorkQueue:
 
         Raises:
             TimeoutError: nothing came in time.
+            ConfigError: ``timeout`` is no number from 0 on.
             TrainpipesError: the loader's error. Nothing is lost: the next call reads on at the same
                 item.
         """
+        good = timeout in (None, inf) or (is_finite(timeout) and timeout >= 0)
+        require(good, "WorkQueue.get(timeout)", "seconds, from 0 on, or None", timeout)
         taken: list[Work] = []
         try:
             work = self._get(timeout, taken)
