@@ -149,7 +149,7 @@ class TestIds:
             return [[len(word) for word in text.split()] for text in texts]
 
         assert column(Tokenize(tokenizer=words, add_eos=9), ["a bb", ""]) == [[1, 2, 9], [9]]
-        arrays = Tokenize(tokenizer=lambda texts: [np.arange(len(t)) for t in texts])
+        arrays = Tokenize(tokenizer=lambda texts: [np.array([*range(len(t))]) for t in texts])
         assert column(arrays, ["ab", ""]) == [[0, 1], []]
 
 

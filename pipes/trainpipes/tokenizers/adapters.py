@@ -171,8 +171,9 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
         raise errors.DataError(f"{rule}, got {error}") from error
     if len(rows) != count:
         raise errors.DataError(f"{rule}, got {len(rows)} for {count} texts")
-    arrays = rows and all(isinstance(row, np.ndarray) for row in rows)
-    values = np.concatenate(rows) if arrays else np.array(list(chain.from_iterable(rows)))
+    some = [row for row in rows if len(row)]  # an empty array may be of floats
+    arrays = some and all(isinstance(row, np.ndarray) for row in some)
+    values = np.concatenate(some) if arrays else np.array(list(chain.from_iterable(some)))
     if values.size:
         if values.ndim != 1 or values.dtype.kind not in "iu":
             raise errors.DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
