@@ -264,7 +264,9 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
 @pytest.mark.parametrize("timeout", ["5", -1, float("nan")])
 def test_a_timeout_that_is_no_time_is_refused(timeout: Any) -> None:
     queue = queue_of(rows())
-    with pytest.raises(tp.ConfigError, match=r"WorkQueue.get\(timeout\) must be seconds, from 0 on"):
+    with pytest.raises(
+        tp.ConfigError, match=r"WorkQueue.get\(timeout\) must be seconds, from 0 on"
+    ):
         queue.get(timeout)
     assert queue.get(float("inf")) is not None
 

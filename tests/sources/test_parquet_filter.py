@@ -346,6 +346,32 @@ def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(tmp_path, op
         tp.read_parquet(many(tmp_path), **options).explain()
 
 
+@pytest.mark.parametrize("by_reader", [True, False])
+@pytest.mark.parametrize(
+    ("filter", "message", "instead"),
+    [
+        (pc.field("views") > 1e6, "write an int", pc.field("views") > 1_000_000),
+        (pc.field("views") > 1.5, "write an int", pc.field("views").cast("float64") > 1e6),
+        (pc.field("price") > 3, "write a float or decimal", pc.field("price") > 3.0),
+        (pc.field("price") == 4, r"or decimal.Decimal\(...\)", pc.field("price") == Decimal("4")),
+    ],
+)
+def test_a_number_that_arrow_cannot_compare_is_refused_with_one_that_it_can(
+    tmp_path, by_reader, filter, message, instead
+):
+    prices = pa.array([Decimal("1.50"), Decimal("4.00")], pa.decimal128(10, 2))
+    pq.write_table(pa.table({"views": [7, 20_000_001], "price": prices}), tmp_path / "a.parquet")
+
+    def views(filter):
+        if by_reader:
+            return [row["views"] for row in tp.read_parquet(tmp_path, filter=filter)]
+        return [row["views"] for row in tp.read_parquet(tmp_path).filter(filter)]
+
+    with pytest.raises(SchemaError, match=message):
+        views(filter)
+    assert views(instead) == [20_000_001]
+
+
 @pytest.mark.parametrize("filter", [lambda row: True, [("x", "~", 1)], "x == 1", pc.field(0) == 1])
 def test_a_filter_is_an_expression_over_columns_by_name(filter):
     with pytest.raises(ConfigError, match=r"read_parquet\(filter\)"):

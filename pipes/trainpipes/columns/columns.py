@@ -292,3 +292,18 @@ def filtered(table: pa.Table, expression: pc.Expression) -> pa.Table:
         return table.filter(expression)
     except pa.ArrowNotImplementedError:
         return arrays.without_views(table).filter(expression)
+
+
+#: What Arrow says of a number that it compares with a column of another type, and what to write for it.
+UNLIKE = {
+    "not in range: -16777216": "Arrow compares it with a float as 32-bit floats: write an int (1000000 for "
+    '1e6), or pc.field(name).cast("float64")',
+    "Precision is not great enough": "write a float or decimal.Decimal(...) for a column of decimals",
+    "Rescaling Decimal value": "write decimal.Decimal(...) for a column of decimals",
+}
+
+
+def why_unfit(error: Exception) -> str:
+    """What Arrow says of an expression that does not fit the columns, with a way out if one is known."""
+    said = " ".join(str(error).split())
+    return "; ".join([said, *(way for words, way in UNLIKE.items() if words in said)])

@@ -23,7 +23,7 @@ from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import BadCell, Block, first_bad
-from trainpipes.columns.columns import rows_that_match, table_of
+from trainpipes.columns.columns import rows_that_match, table_of, why_unfit
 from trainpipes.columns.python_values import array_of
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
@@ -62,7 +62,7 @@ def matching(run: Run, expression: Any, stage: Stage) -> npt.NDArray[np.bool_]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
         missing = re.match(r"No match for FieldRef.Name\((.*?)\) in ", str(error))
         need_columns(table.column_names, missing.groups() if missing else (), stage)
-        said = f" does not fit the columns {table.column_names}: {error}"
+        said = f" does not fit the columns {table.column_names}: {why_unfit(error)}"
         raise refused(stage, said) from error
 
 

@@ -21,7 +21,7 @@ import pyarrow.fs as fs
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import is_text, python_to_arrow, to_arrow, without_views
-from trainpipes.columns.columns import as_expression, filtered, text_of
+from trainpipes.columns.columns import as_expression, filtered, text_of, why_unfit
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError, shown
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -95,7 +95,7 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
     types = {field.name: str(field.type) for field in schema if field.name in said}
     cure = "; where columns= names some fields of a column, name those of the filter, too"
     raise SchemaError(
-        f"{caller}: filter {said} does not fit the columns {types}: {formats.one_line(problem)}"
+        f"{caller}: filter {said} does not fit the columns {types}: {why_unfit(problem)}"
         f"{cure if _missing(problem) else ''}",
         stage=caller,
     )
@@ -250,7 +250,10 @@ def may_hold(
         filesystem=fs.LocalFileSystem(),  # in which nothing is opened
         partitions=[reduce(and_, facts) if facts else pc.scalar(True) for facts in cases],
     )
-    files = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
+    try:
+        files = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
+    except pa.ArrowInvalid:  # a number that Arrow cannot compare: reading says of which row
+        files = {*range(len(known))}
     return np.array(sorted(files), dtype=np.int64)
 
 
