@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import reduce
 from pathlib import Path
@@ -346,6 +346,9 @@ def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(tmp_path, op
         tp.read_parquet(many(tmp_path), **options).explain()
 
 
+DAY = datetime(2024, 1, 1, tzinfo=UTC)
+
+
 @pytest.mark.parametrize("by_reader", [True, False])
 @pytest.mark.parametrize(
     ("filter", "message", "instead"),
@@ -353,14 +356,17 @@ def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(tmp_path, op
         (pc.field("views") > 1e6, "write an int", pc.field("views") > 1_000_000),
         (pc.field("views") > 1.5, "write an int", pc.field("views").cast("float64") > 1e6),
         (pc.field("price") > 3, "write a float or decimal", pc.field("price") > 3.0),
+        (pc.field("day") > "2024-01-01", "such as a datetime", pc.field("day") > DAY),
         (pc.field("price") == 4, r"or decimal.Decimal\(...\)", pc.field("price") == Decimal("4")),
     ],
 )
-def test_a_number_that_arrow_cannot_compare_is_refused_with_one_that_it_can(
+def test_what_arrow_cannot_compare_is_refused_with_what_it_can(
     tmp_path, by_reader, filter, message, instead
 ):
     prices = pa.array([Decimal("1.50"), Decimal("4.00")], pa.decimal128(10, 2))
-    pq.write_table(pa.table({"views": [7, 20_000_001], "price": prices}), tmp_path / "a.parquet")
+    days = [DAY, DAY + timedelta(days=1)]
+    table = pa.table({"views": [7, 20_000_001], "price": prices, "day": days})
+    pq.write_table(table, tmp_path / "a.parquet")
 
     def views(filter):
         if by_reader:

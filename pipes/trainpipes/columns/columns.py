@@ -299,6 +299,7 @@ UNLIKE = {
     "not in range: -16777216": "Arrow compares it with a float as 32-bit floats: write an int (1000000 for "
     '1e6), or pc.field(name).cast("float64")',
     "Precision is not great enough": "write a float or decimal.Decimal(...) for a column of decimals",
+    "no kernel matching input types": "write a value of the column's type, such as a datetime for times",
     "Rescaling Decimal value": "write decimal.Decimal(...) for a column of decimals",
 }
 
