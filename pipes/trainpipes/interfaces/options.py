@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainpipes import errors
-from trainpipes._internal.checks import require
+from trainpipes._internal.checks import require, several
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.types import written
@@ -164,6 +164,38 @@ def is_pipeline(value: Any) -> bool:
 def is_hf_stream(value: Any) -> bool:
     """Whether it is a ``datasets.IterableDataset``."""
     return all(hasattr(value, name) for name in ("features", "iter", "num_shards", "state_dict"))
+
+
+#: How frames of other libraries become Arrow tables.
+FRAMES = {
+    ("pandas", "DataFrame"): "pa.Table.from_pandas(frame)",
+    ("polars", "DataFrame"): "frame.to_arrow()",
+}
+
+
+def as_table(value: Any) -> str:
+    """The code that makes an Arrow table of what holds columns or rows otherwise; "" for all others.
+
+    >>> as_table({"x": [1, 2], "y": [3, 4]}), as_table([{"x": 1}]), as_table([1])
+    ('pa.table(columns)', 'pa.Table.from_pylist(rows)', '')
+    """
+    library = type(value).__module__.partition(".")[0], type(value).__name__
+    if library in FRAMES:
+        return FRAMES[library]
+    if isinstance(value, pa.RecordBatchReader):
+        return "reader.read_all()"
+    if isinstance(value, Mapping):
+        columns = [v for k, v in value.items() if isinstance(k, str) and _is_column(v)]
+        even = len({*map(len, columns)}) == 1 and len(columns) == len(value)
+        return "pa.table(columns)" if even else ""
+    first = value[0] if isinstance(value, list | tuple) and value else None
+    if isinstance(first, pa.RecordBatch):
+        return "pa.Table.from_batches(batches)"
+    return "pa.Table.from_pylist(rows)" if isinstance(first, dict) else ""
+
+
+def _is_column(value: Any) -> bool:
+    return several(value) or (isinstance(value, np.ndarray) and value.ndim == 1)
 
 
 def instead(value: Any) -> str:

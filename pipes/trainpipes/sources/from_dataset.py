@@ -25,7 +25,7 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import source
-from trainpipes.interfaces.options import identify, instead, show
+from trainpipes.interfaces.options import as_table, identify, instead, show
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
@@ -188,8 +188,12 @@ class FromTensors(Source, random_access=True):
         try:
             converted = tuple(map(_as_tensor, self.tensors))
         except (RuntimeError, TypeError, ValueError) as error:
-            rule = "tensors, arrays or lists of numbers"
-            raise checks.wrong("from_tensors(...)", rule, self.tensors, str(error)) from error
+            rule, named = (
+                "tensors, arrays or lists of numbers",
+                isinstance(self.tensors[0], Mapping),
+            )
+            way = "from_tensors(**tensors) takes them by name" if named else str(error)
+            raise checks.wrong("from_tensors(...)", rule, self.tensors, way) from error
         dense = all(t.layout is torch.strided for t in converted)
         layouts = [str(t.layout) for t in converted]
         checks.require(dense, "from_tensors(...)", "dense tensors, such as x.to_dense()", layouts)
@@ -277,10 +281,13 @@ class FromDataset(Source, gives="objects", holds_data=True):
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
         streams = isinstance(dataset, IterableDataset)
         way = instead(dataset) or "from_iterable(dataset) reads an IterableDataset" * streams
-        if table := isinstance(dataset, pa.Table | pa.RecordBatch):
-            way = "from_arrow(table) gives its rows"
+        table = "table" if isinstance(dataset, pa.Table | pa.RecordBatch) else ""
+        if self.keys is None and not isinstance(dataset, list | tuple):
+            table = table or as_table(dataset)
+        way = f"from_arrow({table}) gives its rows" if table else way
         good = hasattr(dataset, "__getitem__") and not streams and not table
-        self._require(good, "dataset", "an object with __len__ and __getitem__", way)
+        rule = "rows by number" if table else "an object with __len__ and __getitem__"
+        self._require(good, "dataset", rule, way)
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
         for order in (sampler, batch_sampler):

@@ -24,6 +24,7 @@ from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.content import table_digest
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.options import as_table
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.source import NumberedRowsSource
 from trainpipes.interfaces.stage import Stage
@@ -63,9 +64,9 @@ class FromArrow(Source, has_blocks=True, random_access=True):
         if isinstance(self.table, pa.RecordBatch):
             self._set(table=pa.Table.from_batches([self.table]))
         if not isinstance(self.table, pa.Table):
-            raise errors.ConfigError(
-                f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
-            )
+            way = as_table(self.table)
+            said = f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
+            raise errors.ConfigError(f"{said}: write from_arrow({way})" if way else said)
         twice = repeated(self.table.column_names)
         if twice:
             raise errors.ConfigError(
