@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -217,3 +218,13 @@ def test_what_cannot_be_counted_is_refused() -> None:
         counts(labelled(["a", None]))
     with pytest.raises(tp.DataError, match="'b', which classes do not have" + ".*" + AT):
         counts(labelled(["a", "b"]).encode_labels(classes=["a"]), "labels")
+
+
+def test_rows_that_make_no_columns_are_refused_with_the_place_for_the_stage() -> None:
+    rows = tp.from_dataset([{"label": "a"}, {"label": "b"}])
+    sizes = {"a": (3, 4, 4), "b": (3, 5, 4)}
+    pictures = rows.map(lambda row: {**row, "image": np.zeros(sizes[row["label"]], np.uint8)})
+    said = r"shapes, \(3, 4, 4\) and \(3, 5, 4\).*put it before the stage that makes such values"
+    with pytest.raises(tp.SchemaError, match=said) as caught:
+        list(pictures.encode_labels(classes=["a", "b"]))
+    assert type(caught.value) is tp.SchemaError

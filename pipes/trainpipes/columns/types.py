@@ -141,8 +141,13 @@ def unite(first: pa.DataType, second: pa.DataType, rule: Rule = "values") -> pa.
     if rule == "files":
         return _promoted(*map(_without_views, (first, second)))
     if rule == "shapes" and len({fixed_shape(first), fixed_shape(second)} - {None}) > 1:
-        raise NoColumn(f"arrays of several shapes, {first} and {second}")
+        raise _several_shapes(first, second)
     return _unite_values(first, second)
+
+
+def _several_shapes(first: pa.DataType, second: pa.DataType) -> NoColumn:
+    one, other = (fixed_shape(kind) or kind for kind in (first, second))
+    return NoColumn(f"arrays of several shapes, {one} and {other}")
 
 
 def unite_fields(first: pa.Field, second: pa.Field, rule: Rule = "values") -> pa.Field:
@@ -236,7 +241,7 @@ def _unite_values(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     if _is_list(first) and _is_list(second):
         shapes = [fixed_shape(kind.value_type) for kind in (first, second)]
         if CELL in (first.value_field.name, second.value_field.name) and shapes[0] != shapes[1]:
-            raise NoColumn(f"arrays of several shapes, {first} and {second}")
+            raise _several_shapes(first, second)
         value = _unite_values(first.value_type, second.value_type)
         sizes = {getattr(kind, "list_size", None) for kind in (first, second)}
         if any(map(pa.types.is_large_list, (first, second))):

@@ -15,7 +15,7 @@ from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import Rule, UnfitRow, UnlikeFields, difference, unite_schemas
-from trainpipes.engine.planning.column_types import ColumnTypes, UnfitRows, gives_objects
+from trainpipes.engine.planning.column_types import ColumnTypes, gives_objects, is_of_rows
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.read_columns import at_row
@@ -110,7 +110,9 @@ class CommonColumns:
         try:
             inputs, steps = self.parts[name]
             return ColumnTypes(inputs).find(steps, caller, typed=typed)
-        except UnfitRows as error:
+        except SchemaError as error:
+            if not is_of_rows(error):
+                raise
             other = next((known for known, kind in kinds.items() if kind != OBJECTS), name)
             raise SchemaError(
                 f"{caller}: {_rule(self._beside)} {_named(other)} has {said(kinds[other])}, "

@@ -40,8 +40,9 @@ Parts: TypeAlias = Generator[tuple[Payload, int], None, None]
 START = {"epoch": 0, "window": 0, "row": 0}
 
 
-class UnfitRows(SchemaError):
-    """The first rows make no columns."""
+def is_of_rows(error: SchemaError) -> bool:
+    """Whether it says that the first rows make no columns."""
+    return hasattr(error, "_of_rows")
 
 
 class ColumnTypes:
@@ -123,8 +124,8 @@ class ColumnTypes:
             ragged: see ``SchemaFinder``.
 
         Raises:
-            UnfitRows: a row makes no columns, or does not fit those before it.
-            SchemaError: a column has no type in all that is looked at.
+            SchemaError: a row makes no columns, or does not fit those before it; or a column has no type
+                in all that is looked at.
         """
         inputs = self.inputs
         if isinstance(inputs.source, RowMixture):
@@ -206,11 +207,13 @@ def _add(
         finder.add(rows)
     except UnfitRow as unfit:
         place = inputs.place_of(int(ids[unfit.number]))
-        raise UnfitRows(
-            f"{caller} works on columns, and a row {unfit}; make dicts with values of the same types "
-                f"with map() (at {place})",
+        error = SchemaError(
+            f"{caller} works on columns, and a row {unfit}; put it before the stage that makes such values, "
+            f"or make dicts with values of the same types with map() (at {place})",
             path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=caller,
-        ) from None  # fmt: skip
+        )  # fmt: skip
+        error._of_rows = True  # type: ignore[attr-defined]
+        raise error from None
 
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
@@ -346,10 +349,10 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         cached = inputs.cached_blocks if len(below) < cached_steps else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
-        except UnfitRows:
-            if self.may_stay:
-                return None
-            raise
+        except SchemaError as error:
+            if not (self.may_stay and is_of_rows(error)):
+                raise
+            return None
 
     def process(self, run: Run) -> Run:
         data = run.block.data
