@@ -260,6 +260,18 @@ class TestAChoiceOfWhatMakesNoColumns:
         pipe = self.rows().sharding_filter(4).shuffle(9, seed=1).drop_columns("path").batch(3)
         check_resume(pipe.map(str), processes=0, epochs=2)
 
+    def test_sources_that_are_chosen_from_go_together(self) -> None:
+        own, other = self.rows().select("x"), self.rows().rename({"x": "y"}).select("y")
+        assert list(tp.zip(own, other))[1] == {"x": {1}, "y": {1}}
+        assert list(tp.concat(own, own))[40] == {"x": {0}}
+        mixed = tp.mix({"a": own, "b": own})
+        assert sorted(map(str, mixed)) == sorted(2 * [str(row) for row in own])
+        check_resume(mixed.batch(3).map(str), processes=0, epochs=1, every=3)
+        with pytest.raises(tp.SchemaError, match="Python objects that make no columns"):
+            list(tp.zip(own, tp.from_arrow(pa.table({"z": range(40)}))))
+        with pytest.raises(tp.SchemaError, match="put it before the stage that makes them"):
+            list(own.windows(2))
+
     def test_what_is_not_there_is_named_with_its_row(self) -> None:
         rows = [{"x": {1}, 2: 3}, {"y": {1}}, [4]]
         for pipe, said in (

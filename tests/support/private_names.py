@@ -29,7 +29,16 @@ PRIVATE = re.compile(r"_(?!_)\w+")
 #: With an underscore, and in the documentation of Python or IPython.
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make", "_fields_", "_repr_mimebundle_"}
 #: Names of ours that modules use of objects whose class they don't import; and that errors carry.
-OURS = {"_iteration", "_plan", "_ranks", "_members", "_dataset", "_trainpipes", "_place"}
+OURS = {
+    "_iteration",
+    "_plan",
+    "_ranks",
+    "_members",
+    "_dataset",
+    "_trainpipes",
+    "_place",
+    "_of_rows",
+}
 OURS |= {"_replaced", "_inputs", "_runs_user_code", "_draw_watch", "_writable"}  # of a stage
 #: Texts that name no attribute: files, a variable of the environment, what datasets before 2.0 wrote, and a
 #: tag of mkvmerge.

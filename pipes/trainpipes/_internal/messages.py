@@ -119,8 +119,10 @@ ELSEWHERE = {
     **dict.fromkeys(("header", "head", "limit"), ".take(n)"),
     "first": ".peek()",
     **dict.fromkeys(("collect", "to_list", "to_pylist", "take_all"), "list(pipe)"),
-    **dict.fromkeys(("columns", "column_names", "features", "schema"), ".explain().columns"),
-    "num_rows": ".explain().rows",
+    **dict.fromkeys(
+        ("columns", "column_names", "features", "schema"), ".explain(), which has columns"
+    ),
+    "num_rows": ".explain(), which has rows",
     **dict.fromkeys(("sort", "sort_by"), "pyarrow's sort_by(column) before tp.from_arrow"),
     "apply": ".map(fn)",
     **dict.fromkeys(("iter_batches", "iter_torch_batches"), "tp.Loader(pipe), after .batch(n)"),
@@ -208,6 +210,9 @@ def need_columns(
 
 def no_columns(row_type: str, caller: object) -> errors.SchemaError:
     """The error of a stage that works on columns."""
+    if row_type == "dict":
+        why = "rows here are Python objects that make none: put it before the stage that makes them"
+        return errors.SchemaError(f"{caller} works on columns, and {why}", stage=str(caller))
     return errors.SchemaError(
         f"{caller} works on columns, so that each row must be a dict, got {row_type}; make dicts with map() "
         "first",

@@ -15,7 +15,12 @@ from trainpipes.columns.python_values import table_of_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import Rule, UnfitRow, UnlikeFields, difference, unite_schemas
-from trainpipes.engine.planning.column_types import ColumnTypes, gives_objects, is_of_rows
+from trainpipes.engine.planning.column_types import (
+    ColumnTypes,
+    gives_objects,
+    is_of_rows,
+    may_give_objects,
+)
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.read_columns import at_row
@@ -92,7 +97,7 @@ class CommonColumns:
             return alike or self._beside
         # Stages above count on columns if a source without rows has them.
         return alike and all(
-            gives_objects(inputs.chain.stages) for inputs, _ in self.parts.values()
+            may_give_objects(inputs.chain.stages) for inputs, _ in self.parts.values()
         )
 
     def _of_tensors(self, name: Any, kinds: Mapping[Any, Any]) -> pa.Schema:

@@ -384,18 +384,28 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
-    return with_columns(stages)[1]
+    """Whether they give objects, whatever the rows hold."""
+    return _arranged(stages)[1]
 
 
-def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
-    """The stages, with ``AsColumns`` where objects must become columns; and whether they give objects."""
+def may_give_objects(stages: Sequence[Stage]) -> bool:
+    """Whether they give objects where these make no columns, at least."""
+    return _arranged(stages)[2]
+
+
+def with_columns(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, with ``AsColumns`` where objects must become columns."""
+    return _arranged(stages)[0]
+
+
+def _arranged(stages: Sequence[Stage]) -> tuple[list[Stage], bool, bool]:
     found: list[Stage] = []
-    objects = batched = arrays = False
+    objects = may_be = batched = arrays = False
     number = 0
     for stage in stages:
         traits = stage.traits
         needs_columns, stays = traits.takes != "rows", traits.takes == "columns or objects"
-        due = needs_columns and objects and not _in_batches(stage, stages[0], batched)
+        due = needs_columns and may_be and not _in_batches(stage, stages[0], batched)
         arrays = arrays or getattr(stage, "_gives_arrays", False)
         if due and not (stays and arrays):
             ragged = traits.ragged
@@ -408,6 +418,7 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         makes, schema = traits.gives == "objects" or not ours, stage.options.get("schema")
         if isinstance(stage, kinds.CombiningSource):
             makes = all(map(gives_objects, stage.chains))
+            may_be = all(map(may_give_objects, stage.chains))
         has_schema = makes and isinstance(schema, pa.Schema)
         if has_schema and batched:
             raise ConfigError(
@@ -417,11 +428,10 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         if has_schema:
             found.append(AsColumns(str(stage), schema, key=str(number)))
             number += 1
-        if makes or (
-            needs_columns and traits.gives != "choice"
-        ):  # a choice of objects gives objects
+        if makes or needs_columns:
             objects = makes and not has_schema
-    return found, objects
+            may_be = objects or (may_be and traits.gives == "choice")
+    return found, objects, may_be
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:

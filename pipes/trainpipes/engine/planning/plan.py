@@ -52,7 +52,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
     chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
     for stage in chain.file_stages[1:]:
         chain = _on_files(chain, stage)
-    rows = with_columns(stages[reader:])[0][1:]
+    rows = with_columns(stages[reader:])[1:]
     for number, stage in enumerate(rows):
         chain = _above(chain, stage, rows[number + 1 :])
     _check(chain)
