@@ -10,6 +10,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import (
     ColumnName,
     Ge,
+    IntArray,
     column_names,
     is_given_name,
     is_name,
@@ -34,18 +35,19 @@ class ChooseStage(kinds.RunStage, takes="columns or objects", gives="choice"):
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
-        if isinstance(run.block.data, list):
-            return run.with_block(run.block.with_data(self._of_rows(run.block)))
+        rows = run.block.data
+        if isinstance(rows, list):
+            return run.with_block(run.block.with_data(self._of_rows(rows, run.block.ids)))
         return run.with_block(columns_of(run.block, self).with_columns(self._of_table))
 
     def _of_table(self, table: pa.Table) -> pa.Table:
         names = self._chosen(table.column_names)
         return table.select([*names]).rename_columns([*names.values()])
 
-    def _of_rows(self, block: Block) -> list[dict[str, Any]]:
+    def _of_rows(self, rows: list[Any], ids: IntArray) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         keys: list[str] | None = None
-        for number, row in enumerate(block.data):
+        for number, row in enumerate(rows):
             try:
                 if not isinstance(row, dict):
                     raise no_columns(type(row).__name__, self)
@@ -53,7 +55,7 @@ class ChooseStage(kinds.RunStage, takes="columns or objects", gives="choice"):
                     keys = [*row]
                     names = self._chosen(keys)
             except (ConfigError, SchemaError) as error:
-                blame(error, self, int(block.ids[number]))
+                blame(error, self, int(ids[number]))
                 raise
             found.append({new: row[old] for old, new in names.items()})
         return found

@@ -212,7 +212,7 @@ def _add(
             f"or make dicts with values of the same types with map() (at {place})",
             path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=caller,
         )  # fmt: skip
-        error._of_rows = True  # type: ignore[attr-defined]
+        error._of_rows = True
         raise error from None
 
 
