@@ -229,6 +229,8 @@ def test_numbers_far_from_0_lose_nothing() -> None:
     (lambda p: p.filter(lambda row: False).fit_columns("age"), tp.DataError, "got none"),
     (lambda p: tp.mix({"a": p}, stop="repeat").fit_columns("age"), tp.ConfigError, "have no end"),
     (lambda p: p.map(lambda row: {"age": float("inf")}).fit_columns("age"), tp.DataError, "is inf"),
+    (lambda p: p.map(lambda row: {"age": (-1.7e308, 1.7e308)[row["age"] % 2]}).fit_columns("age"),
+        tp.DataError, r"column 'age' is 1.7e\+308, too large to have a deviation.*row 0\)"),
 ])  # fmt: skip
 def test_what_cannot_be_fitted_is_refused(call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import floor, log10
+from math import floor, isfinite, log10
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trainpipes._internal import checks
 from trainpipes.columns import arrays
+from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
@@ -45,19 +46,24 @@ class Moments:
     squares: float = 0.0
 
     def add(self, column: Any) -> None:
-        values, missing = floats_of(column)
-        refuse_infinite(values)
+        numbers, missing = floats_of(column)
+        refuse_infinite(numbers)
         self.nulls += int(missing.sum())
-        values = values[~missing] if missing.any() else values
+        values = numbers[~missing] if missing.any() else numbers
         if not len(values):
             return
         self.first = float(values[0]) if self.first is None else self.first
-        values = values - self.first
-        mean = float(values.mean())
-        squares = float(((values - mean) ** 2).sum())
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = values - self.first
+            mean = float(values.mean())
+            squares = float(((values - mean) ** 2).sum())
         total = self.count + len(values)
         apart = mean - self.mean
-        self.squares += squares + apart**2 * self.count * len(values) / total
+        self.squares += squares + apart * apart * self.count * len(values) / total
+        if not isfinite(self.squares):
+            row = int(np.argmax(np.abs(numbers)))
+            way = "cut it by with_columns(), or drop such rows with filter()"
+            raise BadCell(row, f"is {numbers[row]}, too large to have a deviation: {way}")
         self.mean += apart * len(values) / total
         self.count = total
 
