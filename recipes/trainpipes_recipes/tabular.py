@@ -120,8 +120,9 @@ def tabular(
     (label,) = data.find({"label": label}, LABELS)
     every = data.rows()
     types = every.explain(world_size=1).columns
+    numbers, categories = ([n] if isinstance(n, str) else n for n in (numbers, categories))
     numbers, categories, lists = _features(types, label, numbers, categories)
-    beside = [] if valid is None or isinstance(valid, float | int) else _columns_of(valid)
+    beside = _columns_of(valid) if isinstance(valid, list | tuple) else []
     beside += [key] if isinstance(key, str) else list(key or ())
     beside += [weights] if isinstance(weights, str) else []
     for name in (label, *numbers, *categories, *beside):
@@ -248,7 +249,7 @@ def _parts(
         return parts["train"], parts["valid"]
     try:
         condition = pq.filters_to_expression(_typed(valid, types))
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         rule = 'a share, or conditions such as [["day", ">=", "2026-05-01"]]'
         raise ConfigError(f"tabular(valid) must be {rule}, got {valid!r}: {error}") from None
     return rows.filter(~condition), rows.filter(condition)

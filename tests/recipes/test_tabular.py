@@ -80,6 +80,8 @@ def test_numbers_are_in_their_order_and_absent_where_there_are_none() -> None:
         "numbers",
         "labels",
     ]
+    one = tabular(rows.rename({"a": "age"}), numbers="age", categories="c", **SMALL).peek()
+    assert (one["numbers"].shape, one["categories"].shape) == ((4, 1), (4, 1))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_the_index_that_pandas_writes_is_no_number_to_learn_from(tmp_path: Path)
     ({"x": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError, r"tabular\(key\) must be given with"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 1.0}, tp.ConfigError, r"above 0 and below 1, got 1.0"),
     *(({"x": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError, r"tabular\(valid\) must be")
-      for valid in ([["x", "?", 1]], [], [[]])),
+      for valid in ([["x", "?", 1]], [], [[]], pc.field("x") > 1, {"x": 1})),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": [["q", ">", 1]]}, tp.SchemaError, "no column 'q'"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 0.5, "drop_last": True, "num_shards": 24}, tp.ConfigError,
         r"tabular\(batch_size\) must leave each shard a batch, got 4 of 0 rows in each of 24 shards"),
