@@ -192,6 +192,12 @@ def test_a_difference_in_a_fresh_process_is_told_as_such():
         check_resume(rows().map(lambda row: os.getpid() == home), processes=1)
 
 
+def test_a_fresh_process_that_dies_is_told_by_its_exit_code():
+    home = os.getpid()
+    with fails("the run failed: it ended with exit code 3 and no answer"):
+        check_resume(rows().map(lambda row: row if os.getpid() == home else os._exit(3)))
+
+
 def test_a_loader_with_workers_and_a_spawned_process_resume_too():
     pipe = tp.from_tensors(list(range(12))).sharding_filter(4).shuffle(4).batch(2).collate()
     assert check_resume(pipe, processes=1, start_method="forkserver").processes == 1

@@ -439,7 +439,8 @@ def _in_process(
     try:
         answer: list[list[str]] | str = receive.recv()
     except EOFError:
-        answer = f"ended with exit code {process.exitcode} and no answer"
+        process.join()
+        answer = f"it ended with exit code {process.exitcode} and no answer"
     process.join()
     if isinstance(answer, str):
         raise ResumeError(
