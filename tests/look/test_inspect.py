@@ -389,6 +389,9 @@ def test_options_are_checked(tmp_path: Path) -> None:
         inspect_files(tmp_path, column="txt")
     with pytest.raises(tp.SchemaError, match="'n' of int64"):
         inspect_files(tmp_path, column="n")
+    parquet(tmp_path / "b.parquet", {"text": [1], "n": [1]})
+    with pytest.raises(tp.SchemaError, match="'text' of int64"):
+        inspect_files(tmp_path, column="text")
     for option in ("rows", "sample"):
         with pytest.raises(tp.ConfigError, match=option):
             inspect_files(tmp_path, **{option: -1})  # type: ignore[arg-type]
@@ -556,6 +559,19 @@ def test_several_columns_count_as_one_row(tmp_path: Path) -> None:
     assert (one.columns, one.rows, one.most, one.mean) == (["prompt", "response"], 4, 3, 2.25)
     assert "prompt + response" in str(found)
     assert [one.columns for one in inspect_files(path).lengths] == [["prompt"], ["response"]]
+
+
+def test_of_columns_of_one_size_the_first_ones_are_measured(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", {f"x{n}": ["a", "bc"] for n in range(12)})
+    measured = [found.columns for found in inspect_files(path).lengths]
+    assert measured == [["x0"], ["x1"], ["x2"], ["x3"]]
+
+
+def test_a_sample_of_bad_rows_alone_has_no_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("oops\n" + '{"text": "a"}\n' * 9)
+    found = inspect_files(path, column="text", sample=1)
+    assert (found.lengths, found.bad_rows) == ([], 1)
 
 
 def test_columns_of_one_length_are_left_out(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def inspect_files(
     together = [asked] if asked else [[name] for name in _measured_columns(chunks)]
     having = [table for table in tables if set(asked) <= set(table.column_names)]
     measured = _chunks(having) if asked else chunks
-    lengths = [_lengths(measured, names, engine) for names in together if having]
+    lengths = [_lengths(measured, names, engine) for names in together if any(map(len, having))]
     groups = None
     if reading.reader in sampling.ROW_GROUPS and len(reading.lengths):
         sizes = np.quantile(reading.lengths, (0, 0.5, 1)).astype(int).tolist()
@@ -419,7 +419,7 @@ def _value(scalar: pa.Scalar) -> str:
 def _measured_columns(chunks: Columns) -> list[str]:
     """The columns with most bytes whose lengths differ."""
     total: dict[str, int] = {}
-    for name in chunks.keys() - sampling.NAMES:
+    for name in (name for name in chunks if name not in sampling.NAMES):
         lengths, _ = _measured(chunks[name], None) or (np.empty(0), "")
         if not lengths.any():
             continue
@@ -434,9 +434,10 @@ def _lengths(chunks: Columns, names: list[str], engine: TokenizerEngine | None) 
     for name in names:
         measured = _measured(chunks[name], engine)
         if measured is None:
+            odd = next(chunk for chunk in chunks[name] if _measured([chunk], None) is None)
             raise SchemaError(
                 f"inspect_files(column) must be a column of text, bytes or lists of numbers, got {name!r} of "
-                f"{chunks[name][0].type}; choose another"
+                f"{odd.type}; choose another"
             )
         lengths = lengths + measured[0]
         units.append(measured[1])
