@@ -626,7 +626,12 @@ def test_a_file_of_this_machine_gives_what_its_bytes_give(container: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "option", [{"mask": {"audio": "audio_mask"}}, {"lengths": {"audio": "audio_lengths"}}]
+    "option",
+    [
+        {"mask": {"audio": "audio_mask"}},
+        {"mask": {"audio": "attention_mask"}},
+        {"lengths": {"audio": "audio_lengths"}},
+    ],
 )
 def test_stats_tell_seconds_and_padding(option: dict[str, Any]) -> None:
     contents = [encoded(tone(n / 2, 8_000), 8_000) for n in range(1, 9)]

@@ -223,8 +223,10 @@ def stats(
         count += 1
         cells += sum(mask.numel() for mask in masks)
         tokens += sum(int(torch.count_nonzero(mask)) for mask in masks)
-        for places, samples, rate in heard:
-            cells, tokens, seconds = cells + places, tokens + samples, seconds + samples / rate
+        for places, samples, rate, mask in heard:
+            seconds += samples / rate
+            if not any(mask is other for other in masks):  # else its cells are counted above
+                cells, tokens = cells + places, tokens + samples
         for row in () if segments is None else np.atleast_2d(np.asarray(segments)):
             there = row[row > 0]
             packed.append((len(row), len(there), len(np.unique(there))))
@@ -263,8 +265,8 @@ class _Sound:
             return _Sound({}, {}, {})
         return _Sound(known_ids(plan).rates, pads._masks, pads.lengths or {})
 
-    def heard(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-        """Of each column: places for samples, samples, and how many are a second."""
+    def heard(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int, Any]]:
+        """Of each column: places for samples, samples, how many are a second, and its mask, if any."""
         found = []
         for column, rate in self.rates.items():
             samples: Any = batch.get(column)
@@ -272,7 +274,7 @@ class _Sound:
             lengths: Any = batch.get(self.lengths.get(column, ""))
             if isinstance(samples, torch.Tensor) and (mask is not None or lengths is not None):
                 held = torch.count_nonzero(mask) if lengths is None else lengths.sum()
-                found.append((samples.shape[0] * samples.shape[-1], int(held), rate))
+                found.append((samples.shape[0] * samples.shape[-1], int(held), rate, mask))
         return found
 
 
