@@ -106,6 +106,15 @@ def test_what_json_has_no_number_for_is_refused_with_its_row(value, tmp_path):
         rows.write_json(tmp_path / "out")
 
 
+def test_a_map_with_a_key_twice_is_refused_with_its_row(tmp_path):
+    maps = [[("a", 1), ("b", 2)]] * 40 + [[("a", 1), ("a", 2)], None]
+    rows = tp.from_arrow(pa.table({"m": pa.array(maps, pa.map_(pa.string(), pa.int8()))}))
+    with pytest.raises(
+        tp.DataError, match=r"'m': a map has a key twice, .* \(row 40 of those written\)"
+    ):
+        rows.write_json(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     "array",
     [

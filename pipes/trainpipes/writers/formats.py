@@ -278,8 +278,25 @@ def _json_values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         column = pc.run_end_decode(one_chunk(column))
     if kind != column.type:
         column = views_to_lists(one_chunk(column)).cast(kind)
-    # Dicts of maps are much slower to make.
-    return python_values(column, "strict" if holds(column.type, is_.is_map) else None)
+    if not holds(column.type, is_.is_map):  # dicts of maps are much slower to make
+        return python_values(column, None)
+    try:
+        return python_values(column, "strict")
+    except KeyError:
+        row = next(n for n in range(len(column)) if _has_twice(column.slice(n, 1)))
+        way = "leave one out in a map(), or write Parquet"
+        raise BadCell(
+            row, f"{field.name!r}: a map has a key twice, which JSON has once: {way}"
+        ) from None
+
+
+def _has_twice(column: Any) -> bool:
+    """Whether a map in it has a key twice."""
+    try:
+        python_values(column, "strict")
+    except KeyError:
+        return True
+    return False
 
 
 def _bad_cell(number: int, row: dict[str, Any]) -> BadCell | None:
