@@ -155,7 +155,9 @@ def test_rows_are_named_by_the_end_of_a_path_by_places_and_by_whole_files(tmp_pa
         ("a/two.parquet", 17),
         (Path("a/two.parquet"), np.int64(17)),
     ):
-        assert [f.m for f in tp.find(pipe, [name])] == [found.m]
+        again = tp.find(pipe, [name])
+        assert [f.m for f in again] == [found.m]
+        assert json.loads(json.dumps(again.to_dict()))["found"][0]["row_in_file"] == 17
     whole = tp.find(pipe, ["b/one.parquet"])
     assert len(whole) == 60
     assert len(tp.find(pipe, [place, "b/one.parquet", place])) == 62

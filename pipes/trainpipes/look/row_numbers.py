@@ -137,7 +137,7 @@ def named(name: RowName, option: str) -> Named:
     is_number = isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
     if not is_path or not (row is None or is_number):
         raise wrong(option, RULE, name)
-    return Named(path, source, group, row)
+    return Named(path, source, group, None if row is None else int(row))
 
 
 #: A path, a source and a row group, as in ``Named``.
