@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
+from trainpipes.filesystems.systems import open_system
 from trainpipes_recipes.folders import OwnFolders
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
@@ -117,7 +118,8 @@ def speech(
     in_own_folders = folder is None and not isinstance(files, Pipeline | str | os.PathLike)
     if folder is None and isinstance(files, str | os.PathLike):
         path = os.fspath(files)
-        folder = os.path.dirname(path) if os.path.splitext(path)[1] or "*" in path else path
+        system, root = open_system(path, storage_options or {})
+        folder = path if "*" not in path and system.isdir(root) else os.path.dirname(path)
     reading: Any = {
         "on_error": on_error,
         "storage_options": storage_options,

@@ -172,6 +172,11 @@ def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str
         batches(files[1], ALPHABET, folder=tmp_path, **options)
 
 
+def test_paths_begin_at_a_folder_whose_name_has_a_dot(manifest: Path) -> None:
+    folder = manifest.parent.rename(manifest.parent.with_name("corpus-17.0"))
+    assert sum(len(batch["labels"]) for batch in batches(folder, train=False)) == 38
+
+
 def test_what_it_refuses(manifest: Path) -> None:
     with pytest.raises(tp.errors.UnreadableError, match=r"cut off.*speech.jsonl, row 7"):
         batches(manifest, on_error="raise")
