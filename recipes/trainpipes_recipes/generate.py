@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{written} rows in {args.output}")
 
 
-def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str:
-    """The answer of an endpoint to a row's prompt."""
+def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str | None:
+    """The answer of an endpoint to a row's prompt; None of one without text, as of a call of a tool."""
     prompt = row["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     body = {"model": model, "messages": messages, "max_tokens": max_tokens}
@@ -78,7 +78,8 @@ def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str:
     data = json.dumps(body).encode()
     request = urllib.request.Request(f"{url.rstrip('/')}/chat/completions", data, headers)
     with urllib.request.urlopen(request, timeout=3600) as response:
-        return str(json.load(response)["choices"][0]["message"]["content"])
+        content = json.load(response)["choices"][0]["message"]["content"]
+    return None if content is None else str(content)
 
 
 def generate(

@@ -71,7 +71,8 @@ def test_an_endpoint_answers(tmp_path: Path) -> None:
     class Echo(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = f"{asked['model']}: {asked['messages'][-1]['content']}"
+            question = asked["messages"][-1]["content"]
+            said = None if question == "c" else f"{asked['model']}: {question}"
             body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -93,7 +94,9 @@ def test_an_endpoint_answers(tmp_path: Path) -> None:
     server.server_close()
     found = pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
     assert found == [
-        {"prompt": q, "n": n, "response": f"small: {q}"} for q, n in (("a", 1), ("b", 2), ("c", 3))
+        {"prompt": "a", "n": 1, "response": "small: a"},
+        {"prompt": "b", "n": 2, "response": "small: b"},
+        {"prompt": "c", "n": 3, "response": None},
     ]
 
 
