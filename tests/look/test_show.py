@@ -330,6 +330,14 @@ def test_ids_of_a_mix_are_decoded_by_the_sources_tokenizer():
     assert {row[0].text for row in view.texts["input_ids"]} == {"aaa", "bbb"}
 
 
+@pytest.mark.parametrize("ragged", ["offsets", "offsets_and_end"])
+def test_a_batch_of_flat_lists_has_as_many_rows_as_were_batched(ragged):
+    rows = tp.from_dataset([{"items": [1] * n, "weight": [0.5] * n, "y": n} for n in (4, 1, 3)])
+    batches = rows.batch(3).collate(ragged=ragged, weights={"items": "weight"})
+    (view,) = batches.show(1).items
+    assert view.rows == 3
+
+
 # Limits
 
 

@@ -96,14 +96,23 @@ def head(value: Any) -> Array | None:
 
 
 def rows_of(item: Any) -> int | None:
-    """Rows of a batch: as many as its first list or matrix has, or else its first vector."""
+    """Rows of a batch: as many as its first list or matrix has, or else its first vector; not one of values
+    of all rows, which has offsets beside it.
+    """
     if isinstance(item, list) and item and as_mapping(item[0]) is not None:
         return len(item)
-    several = [v for _, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", None)]
-    first = max(several, key=lambda v: isinstance(v, list) or v.ndim > 1, default=None)
-    if first is None:
-        return None
-    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
+    named = {k: v for k, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", None)}
+    counts = {
+        k: int(v.size(0)) if isinstance(v, torch.Tensor) else len(v) for k, v in named.items()
+    }
+    matrix = next((k for k, v in named.items() if isinstance(v, list) or v.ndim > 1), None)
+    if matrix is not None:
+        return counts[matrix]
+    if begins := [f"{k}_offsets" for k in counts if f"{k}_offsets" in counts]:
+        places = counts[begins[0]]  # of which the last may be an end
+        others = (n for k, n in counts.items() if f"{k}_offsets" not in counts and k not in begins)
+        return next((n for n in others if places - n in (0, 1)), places)
+    return next(iter(counts.values()), None)
 
 
 def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
