@@ -252,6 +252,10 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     report = measure(tp.Loader(pipe), epochs=1)
     assert report["tokens"] == sum(int(b["attention_mask"].sum()) for b in tp.Pipeline(pipe.stages))
     assert report["target_share"] == 1.0
+    pipe = tp.recipe("seq2seq", tp.from_dataset(PAIRS), "bytes", batch_size=1, num_shards=1)
+    widths = {batch["labels"].shape == batch["input_ids"].shape for batch in pipe}
+    assert widths == {True, False}  # some are of one shape by chance
+    assert measure(tp.Loader(pipe), epochs=1)["target_share"] is None
 
 
 @pytest.mark.parametrize(("pipe", "steps", "rows", "tokens"), [
@@ -260,10 +264,13 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     (docs(20).pack(64).batch(2).pad_collate(), 6, 11, sum(len(row["text"]) for row in TEXTS[:20])),
     (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
     (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
+    (tp.from_dataset([{"items": [n] * n, "y": n} for n in range(5)]).batch(2).collate(ragged="offsets"),
+        3, 5, 0),
     (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
     (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
 ], ids=[
-    "rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers",
+    "rows as dicts", "rows alone", "packed", "by name", "a tensor", "flat lists", "two tensors",
+    "numbers",
 ])  # fmt: skip
 def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
     counts = measure(tp.Loader(pipe), epochs=1)

@@ -73,9 +73,12 @@ def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:
     total["rows"] += (rows_of(item) or 0) if is_batch else 1
     total["cells"] += sum(mask.numel() for mask in masks)
     total["tokens"] += sum(int((mask != 0).sum()) for mask in masks)
-    for name, value in named.items():
-        if str(name).endswith("labels") and getattr(value, "shape", None) in shapes:
+    labels = (value for name, value in named.items() if str(name).endswith("labels"))
+    for value in labels:
+        if getattr(value, "shape", None) in shapes:
             total["targets"] += int((value != -100).sum())
+        elif getattr(value, "ndim", 0) > 1:  # a text of its own, which may have a shape by chance
+            total["apart"] += 1
 
 
 def report(
@@ -87,7 +90,8 @@ def report(
     def rate(name: str) -> float | None:
         return (total[name] - warm[name]) / seconds if seconds > 0 and total[name] else None
 
-    cells, tokens, targets = total["cells"], total["tokens"], total.get("targets")
+    cells, tokens = total["cells"], total["tokens"]
+    targets = None if total.get("apart") else total.get("targets")
     return {
         **{name: total[name] for name in ("steps", "rows", "tokens", "cells", "seconds", "waited")},
         "padding": cells - tokens,
