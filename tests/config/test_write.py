@@ -59,6 +59,8 @@ def test_a_file_is_written_whole_or_left_as_it_was(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a b.yaml"]
     with pytest.raises(tp.ConfigError, match=r"no/a.yaml cannot be written: "):
         ROWS.to_yaml(tmp_path / "no" / "a.yaml")
+    with pytest.raises(tp.ConfigError, match=r"to_yaml\(path\) must be a path on this machine"):
+        ROWS.to_yaml("s3://bucket/a.yaml")
 
 
 class Kind(str, enum.Enum):  # noqa: UP042

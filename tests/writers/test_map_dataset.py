@@ -55,6 +55,15 @@ def test_it_stands_before_batch_and_repeat(tmp_path):
         pipeline().batch(2).to_map_dataset(tmp_path / "rows.arrow")
 
 
+def test_a_url_is_no_path_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        tp.ConfigError, match=r"to_map_dataset\(path\) must be a path on this machine"
+    ):
+        pipeline().to_map_dataset("s3://bucket/rows.arrow")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_was_removed_says_how_to_get_it_back(tmp_path):
     data = pipeline().to_map_dataset(tmp_path / "rows.arrow")
     sent = pickle.dumps(data)

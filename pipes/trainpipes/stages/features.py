@@ -85,7 +85,7 @@ class FittedColumns(Report):
         """Write a JSON file with a line for each column of numbers and for each category, with its id, its
         value and its count. The stages take its path.
         """
-        write_text(checks.local_path(path, "save(path)"), _written(self), "save")
+        write_text(path, _written(self), "save")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> FittedColumns:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
+from trainpipes._internal.checks import local_path
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.cache import kept_file
 from trainpipes.columns import arrays
@@ -436,7 +437,8 @@ def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset
         ConfigError: the pipeline batches, has no end or no rows; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
-    rows, target = EpochRows(pipeline, CALLER), Path(path).absolute()
+    target = Path(local_path(path, f"{CALLER}(path)")).absolute()
+    rows = EpochRows(pipeline, CALLER)
     failed: list[Exception] = []  # in making rows, which is not about the file
 
     def tables() -> Iterator[pa.Table]:
