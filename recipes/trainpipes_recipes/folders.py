@@ -18,6 +18,7 @@ from trainpipes.columns.arrays import is_text, one_chunk
 from trainpipes.columns.run import Run
 from trainpipes.filesystems.systems import open_system
 from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.sources.files.folders import hidden
 from trainpipes.stages.columns import row_table, with_column
 
 __all__ = ["OwnFolders", "in_folders"]
@@ -39,6 +40,7 @@ def in_folders(
     if not system.isdir(root):
         return None
     found = [name[len(root) :].lstrip("/") for name in sorted(system.find(root))]
+    found = [name for name in found if not any(map(hidden, name.split("/")))]
     names = [name for name in found if "/" in name and name.lower().endswith(ENDS)]
     if not names:
         if found and not any(name.lower().endswith(ENDS) for name in found):

@@ -26,6 +26,9 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shade = [np.full((24, 32, 3), 12 * n + k, np.uint8) for k in range(12)]
         path.write_bytes(video(shade, codec="mpeg4", rate=10, gop=5))
     (folder / "run" / "notes.txt").write_text("no video")
+    for hidden in (".ipynb_checkpoints/00.mp4", "_old/01.mp4", "run/._00.mp4"):
+        (folder / hidden).parent.mkdir(exist_ok=True)
+        (folder / hidden).write_bytes(b"no video")
     return folder
 
 
@@ -57,7 +60,8 @@ def test_training_draws_clips_and_resumes_exactly(clips: Path) -> None:
 
 
 def test_the_same_comes_of_tables_rows_and_servers(clips: Path) -> None:
-    paths = sorted(str(path.relative_to(clips)) for path in clips.rglob("*.mp4"))
+    paths = sorted(str(path.relative_to(clips)) for path in clips.rglob("[0-9]*.mp4"))
+    paths = [path for path in paths if path[0] not in "._"]
     kinds = [path.partition("/")[0] for path in paths]
     table = tp.from_arrow(pa.table({"path": paths, "class": kinds}))
     names = ["jump", "run", "sit"]
