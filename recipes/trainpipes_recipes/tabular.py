@@ -20,6 +20,7 @@ from trainpipes import (
     SchemaError,
     TableStage,
 )
+from trainpipes._internal.checks import whole_number
 from trainpipes_recipes.inputs import LABELS, Input, documented
 
 __all__ = ["Stacked", "tabular"]
@@ -116,6 +117,9 @@ def tabular(
     >>> batch["seen"].tolist(), batch["seen_offsets"].tolist()
     ([8, 2, 3, 2, 7, 2, 5, 2, 4, 2, 6, 2], [0, 2, 4, 6, 8, 10])
     """
+    whole_number(min_count, 1, "tabular(min_count)")
+    if max_size is not None:
+        whole_number(max_size, 1, "tabular(max_size)")
     data = Input("tabular", files, storage_options)
     (label,) = data.find({"label": label}, LABELS)
     every = data.rows()

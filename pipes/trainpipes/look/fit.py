@@ -152,7 +152,8 @@ def fit_columns(
         raise ConfigError(f"fit_columns() must have {rule}; fit on their source, or pass rows=")
     if not (looked_at := look_through(plan, "fitting columns")):
         raise DataError(
-            "fit_columns() must have rows to look at, got none; name files that have rows"
+            "fit_columns() must have rows to look at, got none; check what leaves rows out, or name files "
+            "that have some"
         )
     known = {name: measured.found(min_count, max_size) for name, measured in tables.items()}
     return FittedColumns(
