@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from bad_data import listed
 from chats import small_tokenizer
 from every_recipe import pairs, words
 from trainpipes.prepare import tokenize
@@ -225,6 +226,14 @@ def test_where_rows_are_dropped_before_the_ids_all_others_come(tmp_path):
 
 
 # Bare ids
+
+
+def test_rows_that_are_left_out_are_listed_once(tmp_path):
+    pq.write_table(pa.table({"text": ["a", None, *"bcde"] * 5}), tmp_path / "a.parquet")
+    texts, bad = tp.read_parquet(tmp_path / "a.parquet"), tmp_path / "bad"
+    done = tokenize(texts.tokenize("bytes", on_error=tp.Quarantine(bad)), tmp_path / "ids")
+    rows_left_out = sorted(line["row"] for line in listed(bad))
+    assert (done.rows, rows_left_out) == (25, [1, 7, 13, 19, 25])
 
 
 def test_bare_ids_are_the_documents_one_after_the_other(tmp_path):

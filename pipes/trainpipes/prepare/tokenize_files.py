@@ -28,7 +28,7 @@ from trainpipes.interfaces.options import either
 from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.read_columns import say_where
 from trainpipes.interfaces.source import LooksAhead, Reader, read_rows
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, aside
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import list_files
@@ -166,7 +166,7 @@ def first_rows(plan: Plan) -> pa.Table:
         )
     block = int(there[0])
     begin, length = int(blocks.begins[block]), int(blocks.lengths[block])
-    with closing(source.reader()) as reader:
+    with aside(), closing(source.reader()) as reader:
         return rows_of(plan, reader, block, begin, begin + min(FIRST_ROWS, length))
 
 
