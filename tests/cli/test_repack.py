@@ -87,6 +87,7 @@ def test_any_columns_can_be_named(ran: Ran) -> None:
     (["a.jsonl"], 2, "Missing argument"),
     (["a.jsonl", "out", "--memory-limit", "much"], 1, "must be a number of bytes"),
     (["a.jsonl", "out", "--columns", "a,,b"], 2, "must be names with commas"),
+    (["a.jsonl", "out", "--columns", ""], 2, "must be names with commas"),
     (["a.jsonl", "out", "--storage-options", "x"], 2, "--storage-options must be a JSON object"),
     (["a.jsonl", "out", "--executor", "dask"], 2, "processes:N, ray or ray:ADDRESS, got 'dask'"),
     (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _names(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> list[str] | None:
     names = [name for line in csv.reader(texts, skipinitialspace=True) for name in line]
-    if "" in names:
+    if "" in names or (texts and not names):
         raise click.BadParameter(f"must be names with commas between them, as a,b, got {texts}")
     return names or None
 
