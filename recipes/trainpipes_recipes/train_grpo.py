@@ -96,8 +96,7 @@ def main(
                 except queues.Empty:
                     if any(thread.is_alive() for thread in threads):
                         continue
-                    report("all prompts are answered: nothing is left to train on")
-                    return
+                    break
                 if isinstance(ids, Exception):
                     raise ids
                 if rewards.max() - rewards.min() > 0:
@@ -106,6 +105,10 @@ def main(
                     queue.retire(work.key)
                 else:
                     queue.done(work.key)  # nothing to learn of it: another one fills up the step
+            if len(chosen) < args.batch_size:
+                report("all prompts are answered: nothing is left to train on")
+                save(args.output, step, parts, args.keep)
+                break
             step += 1
             with weights:
                 for work, ids, rewards in chosen:

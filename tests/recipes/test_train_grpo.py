@@ -87,6 +87,7 @@ def test_prompts_that_are_always_answered_do_not_come_again(
 
     train(data, tmp_path / "run", 3, "--retire", reward=solved)
     assert "nothing is left to train on" in capsys.readouterr().out
+    assert (tmp_path / "run" / "model").is_dir()
     assert len(seen) == ROWS
     again = [times for times in seen.values() if times > 4]
     assert len(again) <= 4 * 4 + 4  # those that were under way when the next epoch began
