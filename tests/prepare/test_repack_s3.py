@@ -69,7 +69,7 @@ def test_objects_are_the_files_of_a_folder(given, options, tmp_path, apart):
     assert not list(apart.glob("trainpipes*"))
     done.verify()
     assert repack(given, url, storage_options=options, **choice).kept == len(done.files)
-    with pytest.raises(tp.ConfigError, match=r"wrote with .*overwrite=True"):
+    with pytest.raises(tp.ConfigError, match=r"were written with .*overwrite=True"):
         repack(given, url, storage_options=options, **{**choice, "rows_per_file": 300})
     system = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     system.pipe_file(f"packed/{folder}/part-00001.parquet", b"another")

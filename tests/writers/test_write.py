@@ -196,7 +196,9 @@ def test_another_pipeline_or_other_options_are_refused_unless_to_be_overwritten(
         rows().shuffle(5).write_parquet(tmp_path / "out", num_files=3)
     with pytest.raises(tp.ConfigError, match=r"with num_files: 3, now 2; .*overwrite=True"):
         rows().write_parquet(tmp_path / "out", num_files=2)
-    with pytest.raises(tp.ConfigError, match='with format: "parquet", now "json"'):
+    with pytest.raises(
+        tp.ConfigError, match='that were written with format: "parquet", now "json"'
+    ):
         rows().write_json(tmp_path / "out", num_files=3)
     written = rows().shuffle(5).write_json(tmp_path / "out", num_files=2, overwrite=True)
     assert sorted(os.listdir(tmp_path / "out")) == [

@@ -297,7 +297,7 @@ class OutputFolder:
         root, mine = self.place.root, self.about
         difference, detail = first_difference(before.get("options"), mine.get("options")), ""
         if difference is not None:
-            detail = f"files that {self.caller}() wrote with {difference[0]}: {said(difference[1])}, now "
+            detail = f"files that were written with {difference[0]}: {said(difference[1])}, now "
             detail += said(difference[2])
         old, new = (about.get("pipeline") or {"stages": []} for about in (before, mine))
         same_files = copy.deepcopy(old)
