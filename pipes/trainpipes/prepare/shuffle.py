@@ -37,8 +37,8 @@ from trainpipes.pipeline.starts import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.writers import output_folder
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups, check_columns
-from trainpipes.writers.formats import FILE_BYTES, write_arrow
-from trainpipes.writers.write import ANY, Format, Output
+from trainpipes.writers.formats import FILE_BYTES, arrow_form
+from trainpipes.writers.write import ANY, Format, Output, write
 
 CALLER = "repack"
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
@@ -301,7 +301,8 @@ class Shuffle:
     def _counted(self, place: Place) -> EpochRows:
         output = self.output
         options: dict[str, Any] = {"storage_options": output.storage_options, "retry": output.retry}
-        written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
+        to = Output(place.at("rows"), None, None, False, **options)
+        written = write(EpochRows(self.pipeline, CALLER), arrow_form(CALLER, None, "lz4"), to, None)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 
     def _moved(

@@ -122,11 +122,7 @@ def write_arrow(
     """
     check_codec(compression, ARROW_CODECS, "write_arrow")
     check_group(row_group_size, "write_arrow")
-    form = Format(
-        "write_arrow", ".arrow", partial(_Arrow, compression),
-        {"row_group_size": row_group_size, "compression": compression},
-        row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
-    )  # fmt: skip
+    form = arrow_form("write_arrow", row_group_size, compression)
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
     return write(pipeline, form, out, executor)
 
@@ -187,6 +183,14 @@ def parquet_form(
     return Format(
         caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
         row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
+    )  # fmt: skip
+
+
+def arrow_form(caller: str, row_group_size: int | None, compression: str | None) -> Format:
+    return Format(
+        caller, ".arrow", partial(_Arrow, compression),
+        {"row_group_size": row_group_size, "compression": compression},
+        row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
 
 
