@@ -85,6 +85,9 @@ def test_functions_that_a_config_names_are_imported_if_it_may(ran, folder, monke
 def test_files_are_run_alone_and_several_by_a_recipe(as_json, ran, folder):
     (folder / "data").mkdir()
     tp.from_dataset(TEXTS).write_parquet(folder / "data")
+    code, _, err = ran("run", "data")
+    assert (code, "no recipe 'data'" in err) == (1, True)
+    assert err.endswith("; the data of that name is written data/")
     found = as_json("run", "data/")
     assert (found["steps"], found["rows"], found["tokens"]) == (2, 100, 0)
     shutil.copy("chat.parquet", "more.parquet")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes._internal.messages import in_color, table, terminal_width
-from trainpipes.errors import amount, escaped
+from trainpipes.errors import TrainpipesError, amount, escaped
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -168,6 +168,7 @@ class PipelineOptions:
     def pipeline(self, source: str, files: Sequence[str]) -> Pipeline:
         """The pipeline of a recipe or a config by its name, or the rows of files."""
         if re.fullmatch(r"[^\W\d][\w-]*", source):  # files of this name do not count
+            _check_recipe(source)
             return self.recipe(source, files)
         if source.endswith((".yaml", ".yml")):
             return self.config(source, files)
@@ -218,6 +219,18 @@ class PipelineOptions:
             if getattr(self, name) not in (None, (), False):
                 flag = {"changes": "set", "options": "option"}.get(name, name).replace("_", "-")
                 raise click.UsageError(f"{rule}, got --{flag}")
+
+
+def _check_recipe(name: str) -> None:
+    from trainpipes.recipe_registry import recipe_function
+
+    try:
+        recipe_function(name)
+    except TrainpipesError as error:
+        if os.path.exists(name):
+            written = f"{name}/" if os.path.isdir(name) else f"./{name}"
+            error.message += f"; the data of that name is written {written}"
+        raise
 
 
 def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
