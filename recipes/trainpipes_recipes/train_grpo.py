@@ -54,6 +54,8 @@ def main(
     add("--latency", type=float, default=0.0, help="seconds that a rollout waits, at most")
     add("--retire", action="store_true", help="prompts that are always answered do not come again")
     args = parser.parse_args(arguments)
+    if args.generations < 2:
+        parser.error("--generations must be 2 or more, since an answer is judged beside others")
 
     torch.manual_seed(0)
     model = model_of(AutoModelForCausalLM, args)

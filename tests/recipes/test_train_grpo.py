@@ -93,6 +93,14 @@ def test_prompts_that_are_always_answered_do_not_come_again(
     assert len(again) <= 4 * 4 + 4  # those that were under way when the next epoch began
 
 
+def test_one_answer_to_a_prompt_teaches_nothing_and_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train(data, tmp_path / "run", 2, "--generations", "1")
+    assert "--generations must be 2 or more" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
