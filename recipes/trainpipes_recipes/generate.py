@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import trainpipes as tp
+from trainpipes._internal.checks import whole_number
 from trainpipes_recipes.inputs import Input
 from trainpipes_recipes.prompts import prompts
 
@@ -108,6 +109,8 @@ def generate(
     Returns:
         How many rows are in the folder.
     """
+    whole_number(in_flight, 1, "generate(in_flight)")
+    whole_number(rows_per_file, 1, "generate(rows_per_file)")
     output.mkdir(parents=True, exist_ok=True)
     loader = tp.Loader(rows)
     loader.set_epoch(

@@ -67,6 +67,14 @@ def test_an_error_that_stays_ends_all_and_loses_nothing(tmp_path: Path) -> None:
     assert found == [{"id": n, "response": -n} for n in range(40)]
 
 
+@pytest.mark.parametrize("option", ["in_flight", "rows_per_file"])
+def test_no_requests_or_rows_at_all_are_refused(option: str, tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"id": 1}])
+    with pytest.raises(tp.ConfigError, match=rf"generate\({option}\) must be an integer of 1"):
+        generate(rows, str, tmp_path, **{option: 0})  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_endpoint_answers(tmp_path: Path) -> None:
     class Echo(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
