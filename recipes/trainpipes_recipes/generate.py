@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import trainpipes as tp
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import require, whole_number
 from trainpipes_recipes.inputs import Input
 from trainpipes_recipes.prompts import prompts
 
@@ -111,6 +111,9 @@ def generate(
     """
     whole_number(in_flight, 1, "generate(in_flight)")
     whole_number(rows_per_file, 1, "generate(rows_per_file)")
+    ranks = rows._data_parallel()[1]
+    way = "start it once, and without WORLD_SIZE in the environment"
+    require(ranks == 1, "generate(rows)", "read by a single process", f"{ranks} ranks", way)
     output.mkdir(parents=True, exist_ok=True)
     loader = tp.Loader(rows)
     loader.set_epoch(

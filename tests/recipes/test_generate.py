@@ -75,6 +75,18 @@ def test_no_requests_or_rows_at_all_are_refused(option: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rows = tp.from_dataset([{"id": n} for n in range(4)]).sharding_filter(2)
+    with pytest.raises(
+        tp.ConfigError, match="must be read by a single process, got '2 ranks'; start"
+    ):
+        generate(rows, str, tmp_path)
+    alone = rows.distributed(rank=0, world_size=1)
+    assert generate(alone, str, tmp_path, in_flight=2) == 4
+
+
 def test_an_endpoint_answers(tmp_path: Path) -> None:
     class Echo(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
