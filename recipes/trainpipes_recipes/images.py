@@ -152,6 +152,8 @@ class Labelled(RowStage):
             return names.index(text)
         if isinstance(text, str) and text.isdecimal() and (written or not names):
             text = int(text)
+        if isinstance(text, float) and text.is_integer():
+            text = int(text)
         if isinstance(text, int) and 0 <= text < (len(names) or 2**63):
             return int(text)
         known = "numbers from 0 on, or names that classes=[...] lists in the order of their numbers"

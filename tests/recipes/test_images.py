@@ -177,6 +177,7 @@ def darker(image: torch.Tensor) -> torch.Tensor:
     [
         ("bee", CLASSES, 1), (2, CLASSES, 2), (7, None, 7), (b"3", None, 3), (b"cat\n", CLASSES, 2),
         ("12", None, 12), (True, None, 1), ("7", ["7", "1"], 0),
+        (2.0, None, 2), (np.float32(2), CLASSES, 2),
     ],
 )  # fmt: skip
 def test_classes_are_numbers_or_names(label: Any, classes: Any, number: int) -> None:
@@ -200,6 +201,7 @@ def test_a_label_that_is_an_array_of_several_numbers_is_no_class(classes: Any) -
     (0, -1, None, "holds -1, which is no class: the classes are numbers from 0 on"),
     ("1", "dog", None, "holds 'dog', which is no class: the classes are numbers from 0 on, or names"),
     (0, None, None, "holds None, which is no class"),
+    (1.0, 1.5, None, "holds 1.5, which is no class"),
     (b"c1", b"\xff", [f"c{n}" for n in range(12)], "are 12: c0, c1, c2, c3, c4, c5, c6, c7, c8, … ("),
 ])  # fmt: skip
 def test_an_unknown_label_names_its_file_and_row(
