@@ -28,3 +28,15 @@ def test_it_looks_at_the_epoch_of_the_checkpoint_or_at_the_first(tmp_path: Path,
         (found,) = json.loads(out)["found"]
         (wanted,) = tp.find(pipe, [("a.parquet", 7)], epoch=epoch)
         assert (found["epoch"], found["step"]) == (epoch, wanted.step)
+
+
+def test_rows_are_listed_in_a_file_also_with_a_mark_at_its_start(tmp_path: Path, ran: Ran) -> None:
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "a.parquet")
+    tp.read_parquet(tmp_path / "a.parquet").batch(4).to_yaml(tmp_path / "train.yaml")
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "rows.txt").write_text("a.parquet:7\r\n\r\na.parquet:39\r\n", encoding=encoding)
+        code, out, _ = ran(
+            "find", tmp_path / "train.yaml", "--rows", tmp_path / "rows.txt", "--json"
+        )
+        assert code == 0
+        assert [found["step"] for found in json.loads(out)["found"]] == [1, 9]

@@ -259,7 +259,12 @@ def locate_command(
 @option(
     "--row", "rows", multiple=True, metavar="FILE:ROW", help="A row; or FILE, for all its rows."
 )
-@option("--rows", "listed", type=click.File(), help="A file of such rows, one a line; - for stdin.")
+@option(
+    "--rows",
+    "listed",
+    type=click.File(encoding="utf-8-sig"),
+    help="A file of such rows, one a line; - for stdin.",
+)
 @option(
     "--epoch", "epochs", multiple=True, type=FROM_0, help="The checkpoint's, or 0, if left out."
 )
