@@ -154,7 +154,7 @@ def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
     numbers = [name for name in names if isinstance(name, int)]
     of = f"classification: column {label!r} holds"
     if not names:
-        raise DataError(f"{of} no label: there are no rows")
+        raise DataError(f"{of} no label: there are no rows, or only empty lists")
     if numbers and len(numbers) < len(names):
         both = f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them"
         raise DataError(f"{both}: give the class of each by classes={{label: class}}")

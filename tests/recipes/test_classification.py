@@ -192,6 +192,7 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
     ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
         r"'text' is null.*row 1\)"),
     ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
+    ([{"text": "a", "label": []}], {}, tp.DataError, "no label: there are no rows, or only empty lists"),
 ])  # fmt: skip
 def test_what_is_not_right_is_refused(
     rows: Any, options: Any, error: type[Exception], said: str
