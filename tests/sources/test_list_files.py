@@ -197,6 +197,14 @@ def test_links_are_followed_and_a_link_back_is_not(tmp_path):
     assert listed(tmp_path / "data/**/*.parquet", tmp_path / "data") == wanted
 
 
+def test_folders_with_links_to_each_other_are_gone_through_once(tmp_path):
+    make(tmp_path, "a/1.parquet", "b/2.parquet")
+    (tmp_path / "a/b").symlink_to(tmp_path / "b")
+    (tmp_path / "b/a").symlink_to("../a")
+    assert listed(tmp_path / "a", tmp_path) == ["a/1.parquet", "a/b/2.parquet"]
+    assert listed(tmp_path / "b/**/*.parquet", tmp_path) == ["b/2.parquet", "b/a/1.parquet"]
+
+
 def test_a_broken_link_is_named(tmp_path):
     make(tmp_path, "a.parquet")
     (tmp_path / "b.parquet").symlink_to(tmp_path / "gone.parquet")

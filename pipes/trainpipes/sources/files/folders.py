@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import fsspec
@@ -273,12 +274,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a link to a folder above it."""
+    """Whether an entry is a link to a folder above it, perhaps by way of other links."""
     if not entry.is_symlink() or not _is_folder(entry):
         return False
     target = os.path.realpath(entry.path)
-    here = os.path.realpath(os.path.dirname(entry.path))
-    return os.path.commonpath([target, here]) == target
+    above = map(os.path.realpath, PurePath(entry.path).parents)
+    return any(os.path.commonpath([target, folder]) == target for folder in above)
 
 
 Folders = LocalFolders | StoreFolders
