@@ -376,6 +376,16 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
         rows().write_parquet(tmp_path / "file" / "out")
 
 
+def test_a_tilde_is_the_home_as_where_files_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    rows = tp.from_arrow(pa.table({"x": [1, 2]}))
+    assert rows.write_parquet("~/out").folder == str(tmp_path / "out")
+    assert list(tp.read_parquet("~/out")) == list(rows)
+    rows.write_memmap("~/map")
+    assert len(tp.from_memmap("~/map")) == len(tp.from_memmap(tmp_path / "map")) == 2
+
+
 def test_a_memory_map_is_written_as_by_the_function(tmp_path):
     pipe = rows().select("x", "real").shuffle(10)
     data = pipe.write_memmap(tmp_path / "a.memmap", dtype={"x": "int32"})

@@ -163,7 +163,7 @@ def place_at(
     url = str(folder).rstrip("/")
     scheme, _, rest = str(folder).partition("://")
     if not rest or scheme in ("file", "local"):
-        url = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
+        url = os.path.abspath(os.path.expanduser(local_path(rest or folder, f"{caller}(folder)")))
     elif "::" in url:
         raise errors.ConfigError(
             f"{caller}(folder) must be a path, or the URL of one file system, got {errors.shown(url)}: leave "
