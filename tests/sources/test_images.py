@@ -90,6 +90,19 @@ def test_classes_and_order_are_those_of_image_folder(tmp_path):
     assert rows[0]["bytes"] == b"content of cat/a.webp"
 
 
+@pytest.mark.parametrize("folder", ["~/pets", "file://{home}/pets", "{home}/../{name}/pets/"])
+def test_a_class_is_a_folder_below_the_listed_one_however_that_is_written(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tree(tmp_path / "pets", ["cat/in/1.png"])
+    (tmp_path / "labels.csv").write_text("file,age\npets/cat/in/1.png,3\n")
+    pets = folder.format(home=tmp_path, name=tmp_path.name)
+    assert [row["class"] for row in tp.read_images(pets)] == ["cat"]
+    csv = pets.rstrip("/").replace("pets", "labels.csv")
+    assert [row["age"] for row in tp.read_images(pets, csv)] == [3]
+
+
 def test_other_files_are_no_images_and_labels_may_be_left_out(tmp_path):
     tree(tmp_path, [*NAMES, "cat/notes.txt", "loose.png"])
     with pytest.raises(

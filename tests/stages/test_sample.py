@@ -90,7 +90,9 @@ def test_where_the_folder_lies_has_no_part_in_it(folder, monkeypatch):
     os.rename(folder / "data", folder / "moved")
     assert parts_of(tp.list_files(folder / "moved").read_parquet()) == before
     monkeypatch.chdir(folder)
-    assert parts_of(tp.list_files("moved/*/*.parquet").read_parquet()) == before
+    monkeypatch.setenv("HOME", str(folder))
+    for moved in ("moved/*/*.parquet", "~/moved", f"file://{folder}/moved"):
+        assert parts_of(tp.list_files(moved).read_parquet()) == before, moved
 
 
 def test_row_groups_orders_epochs_and_topologies_have_no_part_in_it(folder):

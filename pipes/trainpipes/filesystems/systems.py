@@ -38,6 +38,18 @@ def _of_this_machine() -> LocalFileSystem:
     return LocalFileSystem()
 
 
+def listed_as(url: str) -> str:
+    """A URL; of this machine the whole path, by which its files are listed.
+
+    >>> listed_as("file:///data/rows"), listed_as("/data/../rows/"), listed_as("s3://bucket/rows")
+    ('/data/rows', '/rows', 's3://bucket/rows')
+    """
+    if "://" not in url:
+        return os.path.abspath(os.path.expanduser(url))
+    here = url.startswith(("file://", "local://"))
+    return str(LocalFileSystem._strip_protocol(url)) if here else url
+
+
 def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:
     if not ("::" in url or "://" in url) or os.path.exists(url):
         return _of_this_machine(), os.path.abspath(os.path.expanduser(url))

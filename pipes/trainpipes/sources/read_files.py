@@ -28,7 +28,7 @@ from trainpipes.columns.content import table_digest
 from trainpipes.engine.planning.row_names import names_below
 from trainpipes.errors import ConfigError, shown
 from trainpipes.filesystems.retry import Requests, Retry
-from trainpipes.filesystems.systems import is_local
+from trainpipes.filesystems.systems import is_local, listed_as
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.source import Place, RandomAccessSource
 from trainpipes.interfaces.stage import Stage
@@ -401,7 +401,7 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
         if twice := repeated(names):
             raise unfit(f"has two rows for {twice[0]!r}: leave one out")
         rows = {name: row for row, name in enumerate(names)}
-        folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
+        folder = posixpath.dirname(listed_as(path))
         rows_of_files = []
         for name, short in zip(files.names, below, strict=True):
             beside = name.removeprefix(f"{folder}/")
@@ -424,7 +424,7 @@ def _below(stage: Stage, files: FileList) -> list[str]:
 
 
 def _note_empty_classes(urls: Sequence[str], classes: Sequence[str]) -> None:
-    for url in filter(os.path.isdir, urls):
+    for url in filter(os.path.isdir, map(listed_as, urls)):
         with os.scandir(url) as entries:
             names = [e.name for e in entries if not e.name.startswith((".", "_")) and e.is_dir()]
         if empty := sorted({*names} - {*classes}):

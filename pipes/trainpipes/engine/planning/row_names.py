@@ -21,6 +21,7 @@ from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import known_name
+from trainpipes.filesystems.systems import listed_as
 from trainpipes.interfaces.read_columns import cells, naming
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage
@@ -219,7 +220,7 @@ def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
     """
     known, roots = set(names), []
     for url in urls:
-        whole = known_name(url).rstrip("/") if "://" in url else os.path.abspath(url)
+        whole = known_name(listed_as(url)).rstrip("/")
         wild = min((whole.index(c) for c in MAGIC if c in whole), default=None)
         if whole in known:
             roots.append(whole.rpartition("/")[0])
