@@ -30,7 +30,8 @@ __all__ = ["any_chains", "came_of"]
 HANGS = 120
 #: What is said of chains that cannot be; each names a way out.
 REFUSED = re.compile(
-    r"directly after the source|would wait forever(: |, since an epoch of .* gives no batch)|"
+    r"directly after the source|leave out the option of \w+\(\) that drops rows|"
+    r"would wait forever(: |, since an epoch of .* gives no batch)|"
     r"gives no rows: leave it out of the mix|"
     r"so that some of \d+ shards have none: lower num_shards|"
     r"must hold a list of numbers a row, got list<item: null>|"

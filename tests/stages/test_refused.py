@@ -217,6 +217,14 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: p.shuffle(4).shuffle(scope="global"), r"has ordered or made them already: use shuffle\("),
     (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "none behind it groups or shuffles them"),
     (lambda p: p.batch(2).bucket_by_length(2), "a pipeline has one"),
+    # Where an option of the reader drops rows, no stage of the chain can be moved.
+    *((step, r"leave out the option of read_arrow\(\) that drops rows, or (put|number)") for step in (
+        lambda p: tp.read_arrow("x", on_error="skip").enumerate(),
+        lambda p: tp.read_arrow("x", on_error="skip").take(3).shuffle(4),
+        lambda p: tp.read_arrow("x", on_error="skip").take(3).sharding_filter(4),
+    )),
+    (lambda p: tp.read_arrow("x", on_error="skip").shuffle(sampler=[1]), "option of read_arrow"),
+    (lambda p: tp.read_parquet("x", filter=[["x", ">", 1]]).enumerate(), r"put filter\(\) after enum"),
 ]  # fmt: skip
 
 

@@ -481,6 +481,12 @@ def first_of(stages: Iterable[Stage], kind: Any) -> Any:
     return next((stage for stage in stages if isinstance(stage, kind)), None)
 
 
+def reader_of(stage: Stage, stages: Iterable[Stage]) -> str:
+    """The name of the source of which a stage is an option: see ``_above``; "" if it is none."""
+    sources = (source for source in stages if isinstance(source, Source))
+    return next((s.name for s in sources if type(stage) in map(type, s._above())), "")
+
+
 def without(stages: Iterable[Stage], kind: Any) -> list[Stage]:
     """Those of none of these kinds."""
     return [stage for stage in stages if not isinstance(stage, kind)]

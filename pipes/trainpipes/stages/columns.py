@@ -267,8 +267,11 @@ class Enumerate(kinds.RunStage, depends_on={"row"}):
                 way = "in each of its sources, which each have a file order of their own"
             elif stage.traits.keeps_rows and not isinstance(stage, MOVING):
                 continue
-            place = f"put it before {stage.name}(), {way}"
-            raise ConfigError(f"{self} numbers rows in file order: {place}")
+            place = f"put it before {stage.name}()"
+            if reader := kinds.reader_of(stage, below):
+                place = f"leave out the option of {reader}() that drops rows"
+                place += f" and put {stage.name}() after {self.name}()" * (stage.name != reader)
+            raise ConfigError(f"{self} numbers rows in file order: {place}, {way}")
         passed = sum(s.count for s in below if isinstance(s, kinds.CountingStage) and s.skips)
         return self._resolved(_passed=passed)
 

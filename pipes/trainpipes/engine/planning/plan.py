@@ -66,10 +66,11 @@ def arrange(written: Sequence[Stage]) -> Chain:
         chain = replace(chain, after=(late, *chain.after))
     counting = kinds.first_of(chain.after, kinds.CountingStage)
     if counting is not None and chain.num_shards > 1:
+        option = _dropping_option(chain, chain.steps)
+        way = option or "put it directly after the source, to count rows in file order"
         raise ConfigError(
-            f"{counting} would count for each shard alone here: put it directly after the source, to count "
-            "rows in file order, or after batch(), where no stage drops batches and none behind it groups or "
-            "shuffles them"
+            f"{counting} would count for each shard alone here: {way}, or put it after batch(), where no "
+            "stage drops batches and none behind it groups or shuffles them"
         )
     return chain
 
@@ -170,9 +171,11 @@ def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
         return replace(chain, after=(*chain.after, stage._resolved(_again=earlier)))
     shuffle, before = stage, chain.before + chain.after
     if kinds.first_of(before, kinds.CountingStage):
+        option = _dropping_option(chain, before)
+        way = option and f"{option}, or put take() and skip() after the shuffle"
         raise ConfigError(
             "take() and skip() before a shuffle count rows in file order, and a stage before them drops "
-            "rows: put take() and skip() directly after the source"
+            f"rows: {way or 'put take() and skip() directly after the source'}"
         )
     return replace(chain, shuffle=shuffle, before=before, after=())
 
@@ -231,6 +234,15 @@ def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -
     return replace(chain, after=(*chain.after, stage))
 
 
+def _dropping_option(chain: Chain, stages: Sequence[Stage]) -> str:
+    """The way out where an option of the reader drops rows; "" where none of these stages is one."""
+    readers = (
+        kinds.reader_of(stage, chain.stages) for stage in stages if not stage.traits.keeps_rows
+    )
+    reader = next(filter(None, readers), "")
+    return reader and f"leave out the option of {reader}() that drops rows"
+
+
 def _least(found: int | None, stop: int) -> int:
     return stop if found is None else min(found, stop)
 
@@ -251,7 +263,8 @@ def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     dropping = next((s for s in chain.before if not s.traits.keeps_rows), None)
     if dropping is not None and chain.may_repeat:
         raise ConfigError(
-            f"{stage} chooses among all rows of {opener}, and {dropping} drops some: put {dropping} after it"
+            f"{stage} chooses among all rows of {opener}, and {dropping} drops some: "
+            f"{_dropping_option(chain, [dropping]) or f'put {dropping} after it'}"
         )
     return replace(chain, before=(), after=chain.before + chain.after)
 
