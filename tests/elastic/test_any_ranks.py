@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -198,6 +199,16 @@ def test_stages_run_only_for_a_ranks_own_batches_where_counts_allow() -> None:
     pipe = dealt(6).map(noted).batch(3).distributed(rank=2, world_size=5)
     own = [row["x"] for batch in pipe for row in batch]
     assert sorted(made) == sorted(own)
+
+
+def test_a_rank_may_be_a_number_of_numpy() -> None:
+    made = dealt(4).batch(3)
+    pipe = made.distributed(rank=np.int64(1), world_size=np.int64(2))  # type: ignore[arg-type]
+    next(iter(pipe))
+    state = json.dumps(pipe.state_dict())
+    resumed = made.distributed(rank=1, world_size=2)
+    resumed.load_state_dict(json.loads(state))
+    assert next(iter(resumed)) == [*made.distributed(rank=1, world_size=2)][1]
 
 
 @pytest.mark.parametrize(("shards", "workers"), [(1, 0), (6, 0), (6, 2)])

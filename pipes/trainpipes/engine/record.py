@@ -184,7 +184,7 @@ class Record(IterableDataset[Any]):
             raise ConfigError(
                 f"distributed(rank, world_size) must have 0 <= rank < world_size, got {rank} and {world_size}"
             )
-        return type(self)(self._stages, (rank, world_size))
+        return type(self)(self._stages, (int(rank), int(world_size)))  # of NumPy's, too
 
     # Iteration
 
