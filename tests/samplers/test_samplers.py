@@ -248,6 +248,21 @@ def test_epochs_follow_each_other_and_can_be_set():
     assert list(sampler) == second
 
 
+def test_numbers_may_be_those_of_numpy():
+    two, four = np.int64(2), np.int64(4)
+    for sampler, same in (
+        (RandomSampler(four, num_samples=two, seed=two), RandomSampler(4, num_samples=2, seed=2)),
+        (SubsetRandomSampler([3, 1, 2], seed=two), SubsetRandomSampler([3, 1, 2], seed=2)),
+        (DistributedSampler(four, two, np.int64(1), seed=two), DistributedSampler(4, 2, 1, seed=2)),
+    ):
+        sampler.set_epoch(four)
+        same.set_epoch(4)
+        json.dumps(iter(sampler).state_dict())
+        assert list(sampler) == list(same)
+        state = tp.from_dataset([0, 1, 2, 3], sampler).state_dict()
+        assert state == tp.from_dataset([0, 1, 2, 3], same).state_dict()
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "negative weights": (lambda: WeightedRandomSampler([1, -1], 2), "got -1.0 for row 1"),
     "infinite weights": (lambda: WeightedRandomSampler([1, math.inf], 2), "finite"),
@@ -264,6 +279,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "another sampler in batches": (lambda: BatchSampler([1], 2), "torch's BatchSampler"),
     "batches of nothing": (lambda: BatchSampler(SequentialSampler(3), 0), "1 or more"),
     "a rank that is none": (lambda: DistributedSampler(9, 3, 3), "0 to 2, got 3"),
+    "a rank that is no number": (lambda: DistributedSampler(9, 3, "1"), "rank.*integer.*got '1'"),
+    "an epoch that is no number": (lambda: RandomSampler(3).set_epoch(1.5), r"set_epoch\(epoch\).*got 1.5"),
     "no rows to go through": (lambda: list(RandomSampler()), "does not know how many rows"),
     "draws from nothing": (lambda: list(tp.from_dataset([], RandomSampler(num_samples=3))), "without rows"),
     "keys of a dict": (lambda: tp.from_dataset({"cat": 3}), r"give sampler=list\(dataset\), or"),

@@ -47,13 +47,11 @@ class RowSampler(Sampler[int]):
 
     def __init__(self, rows: Sized | int | None = None) -> None:
         option = f"{type(self).__name__}(data_source)"
-        if rows is not None and not isinstance(rows, int):
+        if rows is not None and not isinstance(rows, int | np.integer):
             rule = "a dataset with a length, or a number of rows"
             require(isinstance(rows, Sized), option, rule, rows)
             rows = len(rows)
-        if rows is not None:
-            whole_number(rows, 0, option, "rows")
-        self.rows = rows
+        self.rows = None if rows is None else whole_number(rows, 0, option, "rows")
         self._epoch = 0
 
     @abstractmethod
@@ -87,7 +85,8 @@ class RowSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be epoch ``epoch``."""
-        self._epoch = epoch
+        option = f"{type(self).__name__}.set_epoch(epoch)"
+        self._epoch = whole_number(epoch, None, option, "the number of an epoch")
 
     def _known_rows(self) -> int:
         if self.rows is None:
@@ -271,7 +270,8 @@ class RandomSampler(RowSampler):
         super().__init__(data_source)
         self.replacement = flag(replacement, "RandomSampler(replacement)")
         if num_samples is not None:
-            whole_number(num_samples, 1, "RandomSampler(num_samples)", "indices in an epoch")
+            option = "RandomSampler(num_samples)"
+            num_samples = whole_number(num_samples, 1, option, "indices in an epoch")
         self.num_samples = num_samples
         self.seed = whole_number(seed, None, "RandomSampler(seed)", "a seed")
         # In one place: another thread may draw from another epoch at any time.
@@ -328,7 +328,7 @@ class SubsetRandomSampler(RowSampler):
         least = int(self.indices.min(initial=0))
         require(least >= 0, "SubsetRandomSampler(indices)", rule, least)
         self._order = RandomSampler(seed=seed)
-        self.seed = seed
+        self.seed = self._order.seed
 
     def length(self, rows: int) -> int:
         return len(self.indices)
@@ -374,7 +374,10 @@ class DistributedSampler(RowSampler):
     ) -> None:  # fmt: skip
         super().__init__(dataset)
         if num_replicas is not None:
-            whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
+            option = "DistributedSampler(num_replicas)"
+            num_replicas = whole_number(num_replicas, 1, option, "replicas")
+        if rank is not None:
+            rank = whole_number(rank, 0, "DistributedSampler(rank)", "the number of a replica")
         good = rank is None or 0 <= rank < (num_replicas or rank + 1)
         rule = f"0 to {num_replicas - 1}" if num_replicas else "0 or more"
         require(good, "DistributedSampler(rank)", rule, rank)
