@@ -435,6 +435,17 @@ def test_a_stream_that_gives_a_few_rows_at_a_time_gives_all_of_them(states: bool
     assert list(again) == rest
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_no_rows_of_a_stream_are_not_taken_for_its_end(
+    shuffled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[list[int]] = [[0, 1], [], [2]]
+    monkeypatch.setattr(SlowReader, "read", lambda _, __: parts.pop(0) if parts else None)
+    rows = tp.Pipeline([Slowly(3)])
+    with pytest.raises(DataError, match="a row or more, and None at the end, got no row"):
+        list(rows.shuffle(2) if shuffled else rows.batch(2))
+
+
 # Stages
 
 

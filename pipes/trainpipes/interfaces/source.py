@@ -143,10 +143,13 @@ def read_full(reader: StreamReader, rows: int) -> Payload | None:
                 f"{type(reader).__name__}.read({rows}) returns at most {rows:,} rows, as a pyarrow.Table "
                 f"or a list, or None at the end, got {got}"
             )
+        if not len(data) and not is_ours(type(reader)):
+            raise errors.DataError(
+                f"{type(reader).__name__}.read({rows}) returns a row or more, and None at the end, got no "
+                "row: let it read on until there is one"
+            )
         parts.append(data)
         rows -= len(data)
-        if not len(data):
-            break
     return join_payloads(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
@@ -245,7 +248,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def read(self, rows: int) -> Payload | None:
-        """The next ``rows`` rows; fewer at the end, None after it."""
+        """The next rows, ``rows`` of them at most and one at least; None at the end."""
 
     def state(self) -> dict[str, Any]:
         """The position of the next ``read``; an empty dict if the stream cannot seek."""
