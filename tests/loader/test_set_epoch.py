@@ -190,6 +190,18 @@ def test_what_is_no_epoch_is_refused(run: Any, epoch: Any) -> None:
     assert given_by(subject) == EPOCHS[0]
 
 
+@pytest.mark.parametrize("make", [pipeline, of_unknown_length])
+def test_any_number_that_is_taken_is_one_that_a_state_may_have(make: Any) -> None:
+    for epoch in (2**31, 2**40 - 1):
+        pipe, again = make(), make()
+        pipe.set_epoch(epoch)
+        run = iter(pipe)
+        given_by(run, 3)
+        again.load_state_dict(pipe.state_dict())
+        assert given_by(run) == given_by(again)
+        make().load_state_dict(pipe.state_dict())  # of the epoch's end
+
+
 def test_an_epoch_before_the_first_one_is_refused() -> None:
     pipe = pipeline()
     pipe.load_state_dict(pipe.state_at(6))

@@ -175,8 +175,8 @@ def said(value: Any) -> str:
 #: Of format 1, rows came in another order: windows were equal.
 FORMAT = 2
 
-#: Passes over the data: fewer than this.
-MOST_PASSES = 1 << 31
+#: Passes over the data: fewer than this. What ``set_epoch`` takes is below the half of it.
+MOST_PASSES = 1 << 41
 
 _COMMON = ("trainpipes", "epoch", "batches", "num_shards", "pipeline", "batch_sizes")
 _EDITED = "the state is cut short or was edited: load it as it was saved"
