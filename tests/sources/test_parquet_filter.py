@@ -378,6 +378,18 @@ def test_what_arrow_cannot_compare_is_refused_with_what_it_can(
     assert views(instead) == [20_000_001]
 
 
+@pytest.mark.parametrize("how", [">", "in"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_with_a_zone_do_not_fit_those_without(tmp_path, how, zone):
+    pq.write_table(
+        pa.table({"at": pa.array([5], pa.timestamp("us", zone))}), tmp_path / "a.parquet"
+    )
+    time = datetime(2026, 1, 1, tzinfo=UTC if zone is None else None)
+    rows = tp.read_parquet(tmp_path, filter=[["at", how, [time] if how == "in" else time]])
+    with pytest.raises(SchemaError, match=r"does not fit the columns .*with timezone"):
+        list(rows)
+
+
 @pytest.mark.parametrize("filter", [lambda row: True, [("x", "~", 1)], "x == 1", pc.field(0) == 1])
 def test_a_filter_is_an_expression_over_columns_by_name(filter):
     with pytest.raises(ConfigError, match=r"read_parquet\(filter\)"):

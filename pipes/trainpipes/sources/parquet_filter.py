@@ -88,7 +88,8 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> lis
 
 
 def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
-    problem = _problem(filter, schema)
+    # Times with a zone are compared with those without where there is a row.
+    problem = _problem(filter, schema) or _problem(filter, schema, 1)
     if problem is None:
         return
     said = text_of(filter)
@@ -101,9 +102,11 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
     )
 
 
-def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
+def _problem(filter: pc.Expression, schema: pa.Schema, rows: int = 0) -> Exception | None:
+    """Why Arrow cannot ask the filter of so many rows of nulls."""
+    nulls = [pa.nulls(rows, kind) for kind in schema.types]
     try:
-        filtered(schema.empty_table(), filter)
+        filtered(pa.Table.from_arrays(nulls, schema=schema), filter)
     except (pa.ArrowException, KeyError) as error:
         return error
     return None
