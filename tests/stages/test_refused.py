@@ -390,7 +390,6 @@ def test_what_is_no_list_of_stages_or_rows_is_refused() -> None:
 
 
 TABLE = pa.table({"x": [1, 2]})
-#: Names of the example in the message, and what is given.
 FORMS: dict[str, Any] = {
     "columns": {"x": [1, 2]},
     "rows": [{"x": 1}, {"x": 2}],
@@ -404,19 +403,19 @@ def test_what_is_no_table_is_refused_with_the_code_that_makes_one(form: str) -> 
     with pytest.raises(tp.ConfigError, match="takes a pyarrow") as caught:
         tp.from_arrow(FORMS[form])
     code = str(caught.value).partition("write ")[2]
-    pipe = eval(f"tp.{code}", {"tp": tp, "pa": pa, form: FORMS[form]})
+    pipe = eval(f"tp.{code}", {"tp": tp, "pa": pa, "data": FORMS[form]})
     assert list(pipe) == [{"x": 1}, {"x": 2}]
 
 
 def test_columns_are_no_rows_by_number() -> None:
-    with pytest.raises(tp.ConfigError, match=r"from_arrow\(pa.table\(columns\)\) gives its rows"):
+    with pytest.raises(tp.ConfigError, match=r"from_arrow\(pa.table\(data\)\) gives its rows"):
         tp.from_dataset({"x": np.arange(3), "y": [1, 2, 3]})
-    about = {"__module__": "pandas.core.frame", "__len__": len, "__getitem__": getattr}
-    kind = type("DataFrame", (), about)  # pandas is not installed
+    about = {"__dataframe__": None, "__len__": len, "__getitem__": getattr}
+    kind = type("DataFrame", (), about)  # as those of pandas and Polars are, which are not installed
     for take, said in ((tp.from_dataset, "gives its rows"), (tp.from_arrow, "write from_arrow")):
         with pytest.raises(tp.ConfigError, match=said) as caught:
             take(kind())
-        assert "from_arrow(pa.Table.from_pandas(frame))" in str(caught.value)
+        assert "from_arrow(pa.table(data))" in str(caught.value)
     with pytest.raises(tp.ConfigError, match=r"from_tensors\(\*\*tensors\) takes them by name"):
         tp.from_tensors({"x": torch.arange(3)})
     by_key = tp.from_dataset({"a": [1, 2], "b": [3, 4]}, sampler=["b", "a"])

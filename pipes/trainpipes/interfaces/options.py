@@ -166,32 +166,22 @@ def is_hf_stream(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("features", "iter", "num_shards", "state_dict"))
 
 
-#: How frames of other libraries become Arrow tables.
-FRAMES = {
-    ("pandas", "DataFrame"): "pa.Table.from_pandas(frame)",
-    ("polars", "DataFrame"): "frame.to_arrow()",
-}
-
-
 def as_table(value: Any) -> str:
     """The code that makes an Arrow table of what holds columns or rows otherwise; "" for all others.
 
     >>> as_table({"x": [1, 2], "y": [3, 4]}), as_table([{"x": 1}]), as_table([1])
-    ('pa.table(columns)', 'pa.Table.from_pylist(rows)', '')
+    ('pa.table(data)', 'pa.Table.from_pylist(data)', '')
     """
-    library = type(value).__module__.partition(".")[0], type(value).__name__
-    if library in FRAMES:
-        return FRAMES[library]
-    if isinstance(value, pa.RecordBatchReader):
-        return "reader.read_all()"
+    if any(hasattr(value, name) for name in ("__dataframe__", "__arrow_c_stream__")):
+        return "pa.table(data)"  # frames of pandas and Polars, and Arrow's readers
     if isinstance(value, Mapping):
         columns = [v for k, v in value.items() if isinstance(k, str) and _is_column(v)]
         even = len({*map(len, columns)}) == 1 and len(columns) == len(value)
-        return "pa.table(columns)" if even else ""
+        return "pa.table(data)" if even else ""
     first = value[0] if isinstance(value, list | tuple) and value else None
     if isinstance(first, pa.RecordBatch):
-        return "pa.Table.from_batches(batches)"
-    return "pa.Table.from_pylist(rows)" if isinstance(first, dict) else ""
+        return "pa.Table.from_batches(data)"
+    return "pa.Table.from_pylist(data)" if isinstance(first, dict) else ""
 
 
 def _is_column(value: Any) -> bool:

@@ -282,7 +282,8 @@ class FromDataset(Source, gives="objects", holds_data=True):
         streams = isinstance(dataset, IterableDataset)
         way = instead(dataset) or "from_iterable(dataset) reads an IterableDataset" * streams
         table = "table" if isinstance(dataset, pa.Table | pa.RecordBatch) else ""
-        if self.keys is None and not isinstance(dataset, list | tuple):
+        by_keys = self.keys is not None and isinstance(dataset, Mapping)
+        if not (by_keys or isinstance(dataset, list | tuple)):
             table = table or as_table(dataset)
         way = f"from_arrow({table}) gives its rows" if table else way
         good = hasattr(dataset, "__getitem__") and not streams and not table
