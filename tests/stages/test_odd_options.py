@@ -301,6 +301,19 @@ def test_integers_of_numpy_are_integers(kind: Any) -> None:
     assert texts[0] == texts[1]
 
 
+def test_integers_of_numpy_are_integers_in_executors_and_a_quarantine() -> None:
+    def make(number: Any, share: Any) -> tuple[Any, ...]:
+        quarantine = tp.Quarantine("bad", max_rows=number(4), max_share=share(0.5))
+        return tp.Threads(number(2)), tp.Processes(number(2)), quarantine
+
+    assert repr(make(np.int64, np.float32)) == repr(make(int, float))
+    pipe = tp.read_parquet("a.parquet").select("x")
+    for one, other in zip(make(np.int64, np.float32), make(int, float), strict=True):
+        option = "on_error" if isinstance(one, tp.Quarantine) else "executor"
+        texts = [pipe.map(json.dumps, **{option: value}).to_yaml() for value in (one, other)]
+        assert texts[0] == texts[1]
+
+
 def test_an_odd_value_of_any_option_of_a_recipe_is_refused_in_our_words(tmp_path: Path) -> None:
     pairs = rows().rename({"text": "prompt"}).map(lambda row: {**row, "response": "b"})
     (sft,) = (recipe for recipe in tp.recipes() if recipe.name == "sft")

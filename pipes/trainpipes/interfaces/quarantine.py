@@ -85,8 +85,11 @@ class Quarantine:
             checks.is_path(self.folder), "Quarantine(folder)", "a path or URL", self.folder
         )
         object.__setattr__(self, "folder", os.fsdecode(self.folder))
-        checks.whole_number(self.max_rows, 0, "Quarantine(max_rows)", "lines that a process writes")
+        meaning = "lines that a process writes"
+        rows = checks.whole_number(self.max_rows, 0, "Quarantine(max_rows)", meaning)
+        object.__setattr__(self, "max_rows", rows)
         checks.fraction(self.max_share, "Quarantine(max_share)")
+        object.__setattr__(self, "max_share", checks.copied(self.max_share))
         good = self.storage_options is None or isinstance(self.storage_options, Mapping)
         got = type(self.storage_options).__name__
         checks.require(good, "Quarantine(storage_options)", "a dict of fsspec options", got)

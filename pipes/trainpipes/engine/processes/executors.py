@@ -111,7 +111,8 @@ class Threads(_OnThisMachine):
     n: int = 1
 
     def __post_init__(self) -> None:
-        whole_number(self.n, 1, "Threads(n)", "how many work at once")
+        n = whole_number(self.n, 1, "Threads(n)", "how many work at once")
+        object.__setattr__(self, "n", n)
 
     @property
     def workers(self) -> int:
@@ -179,7 +180,8 @@ class Processes(_OnThisMachine):
 
     def __post_init__(self) -> None:
         if self.n is not None:
-            whole_number(self.n, 1, "Processes(n)", "how many work at once")
+            n = whole_number(self.n, 1, "Processes(n)", "how many work at once")
+            object.__setattr__(self, "n", n)
         there = multiprocessing.get_all_start_methods()
         good = not isinstance(self.start_method, str) or self.start_method in there
         require(good, "Processes(start_method)", f"one of {there} here", self.start_method)
