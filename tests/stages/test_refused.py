@@ -411,7 +411,9 @@ def test_columns_are_no_rows_by_number() -> None:
     with pytest.raises(tp.ConfigError, match=r"from_arrow\(pa.table\(data\)\) gives its rows"):
         tp.from_dataset({"x": np.arange(3), "y": [1, 2, 3]})
     about = {"__dataframe__": None, "__len__": len, "__getitem__": getattr}
-    kind = type("DataFrame", (), about)  # as those of pandas and Polars are, which are not installed
+    kind = type(
+        "DataFrame", (), about
+    )  # as those of pandas and Polars are, which are not installed
     for take, said in ((tp.from_dataset, "gives its rows"), (tp.from_arrow, "write from_arrow")):
         with pytest.raises(tp.ConfigError, match=said) as caught:
             take(kind())
