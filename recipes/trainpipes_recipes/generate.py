@@ -111,7 +111,7 @@ def generate(
     """
     whole_number(in_flight, 1, "generate(in_flight)")
     whole_number(rows_per_file, 1, "generate(rows_per_file)")
-    ranks = rows._data_parallel()[1]
+    ranks = rows._iteration.ranks()[1]
     way = "start it once, and without WORLD_SIZE in the environment"
     require(ranks == 1, "generate(rows)", "read by a single process", f"{ranks} ranks", way)
     output.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
+from fsspec.core import strip_protocol
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
@@ -47,7 +48,7 @@ def listed_as(url: str) -> str:
     if "://" not in url:
         return os.path.abspath(os.path.expanduser(url))
     here = url.startswith(("file://", "local://"))
-    return str(LocalFileSystem._strip_protocol(url)) if here else url
+    return str(strip_protocol(url)) if here else url
 
 
 def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:

@@ -384,7 +384,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
-    """Whether they give objects, whatever the rows hold."""
+    """Whether they give objects, of any rows."""
     return _arranged(stages)[1]
 
 
