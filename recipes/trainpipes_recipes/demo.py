@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=260, help="steps of each run")
     parser.add_argument("--every", type=int, default=1, help="use every n-th file of the library")
     args = parser.parse_args(arguments)
+    if args.steps < 4 or args.every < 1:  # with fewer steps no run is killed before its last one
+        parser.error(
+            f"--steps must be 4 or more, --every 1 or more, got {args.steps} and {args.every}"
+        )
 
     output, steps = args.output, args.steps
     shutil.rmtree(output / "uninterrupted", ignore_errors=True)

@@ -26,7 +26,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     parser = training.parser_of("runs/pretrain", lr=3e-4, batch_size=8)
     add = parser.add_argument
     add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
-    add("--accumulate", type=int, default=1, help="batches of a rank in a step")
+    add("--accumulate", type=training.count, default=1, help="batches of a rank in a step")
     add("--max-length", type=int, default=2048, help="tokens of a row")
     add("--attention", default="sdpa", help="or flash_attention_2, or flex_attention")
     args = parser.parse_args(arguments)

@@ -25,7 +25,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     add("--scratch", action="store_true", help="start with random weights, of the model's config")
     add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
     add("--eval-files", nargs="+", help="evaluate on these whenever a checkpoint is saved")
-    add("--accumulate", type=int, default=1, help="batches of a rank in a step")
+    add("--accumulate", type=training.count, default=1, help="batches of a rank in a step")
     add("--max-length", type=int, default=1024, help="the most tokens of a row")
     args = parser.parse_args(arguments)
     training.start()

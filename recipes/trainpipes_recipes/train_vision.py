@@ -23,7 +23,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     add = parser.add_argument
     add("--scratch", action="store_true", help="start with random weights, of the model's config")
     add("--processor", help="name or folder; the model's if left out")
-    add("--accumulate", type=int, default=1, help="batches of a rank in a step")
+    add("--accumulate", type=training.count, default=1, help="batches of a rank in a step")
     add("--max-length", type=int, default=4096, help="the most tokens of a row, with its pictures")
     add("--packed", action="store_true", help="let several rows share one of --max-length tokens")
     args = parser.parse_args(arguments)

@@ -26,6 +26,14 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
+def count(text: str) -> int:
+    """A number of an option, from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
 def parser_of(
     output: str, lr: float, batch_size: int, model: bool = True
 ) -> argparse.ArgumentParser:
@@ -36,12 +44,12 @@ def parser_of(
         add("--model", required=True, help="name on the Hugging Face hub, or a folder")
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--output", type=Path, default=Path(output), help="for checkpoints; all ranks share it")
-    add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
-    add("--batch-size", type=int, default=batch_size, help="rows of a rank at a time")
+    add("--steps", type=count, default=1000, help="optimizer steps, before and after resumes")
+    add("--batch-size", type=count, default=batch_size, help="rows of a rank at a time")
     add("--num-workers", type=int, default=0, help="processes that call functions")
     add("--lr", type=float, default=lr, help="learning rate after the warm-up")
-    add("--save-every", type=int, default=200, help="steps")
-    add("--keep", type=int, default=2, help="checkpoints that stay")
+    add("--save-every", type=count, default=200, help="steps")
+    add("--keep", type=count, default=2, help="checkpoints that stay")
     return parser
 
 

@@ -98,3 +98,13 @@ def test_the_demo_fails_when_a_batch_is_lost(
     assert "  99 batches, 60 lost, repeated or changed (first at 41)" in said
     assert "FAILED" in said
     assert "All" not in said
+
+
+@pytest.mark.parametrize("options", [["--steps", "3"], ["--every", "0"]])
+def test_a_demo_without_a_kill_is_refused(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        demo.main(["--output", str(tmp_path), *options])
+    assert "--steps must be 4 or more, --every 1 or more" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

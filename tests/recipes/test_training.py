@@ -222,3 +222,7 @@ def test_a_script_is_copied_with_one_more_file_and_says_what_it_trains(
         main(["--help"])
     assert ended.value.code == 0
     assert "--save-every" in capsys.readouterr().out
+    for option in ("--steps", "--batch-size", "--save-every", "--keep"):
+        with pytest.raises(SystemExit):
+            main([option, "0"])
+        assert f"{option}: must be 1 or more, got 0" in capsys.readouterr().err

@@ -11,9 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import trainpipes as tp
 from drawn import Keep, build, table_of_rows, write_parquet
@@ -368,6 +370,13 @@ def test_another_format_is_refused(version: Any, old: str) -> None:
     told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
     assert f"trainpipes: the state's format must be {FORMAT}, got {version!r}{old}; load" in told
     assert told.endswith("load it with the trainpipes that wrote it, or start a new run")
+
+
+@pytest.mark.parametrize("version", [2.0, np.int64(2), torch.tensor(2)])
+def test_a_state_whose_numbers_were_changed_says_so(version: Any) -> None:
+    told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
+    said = f"its numbers are integers, got a {type(version).__name__}: load it as it was saved"
+    assert told.endswith(said)
 
 
 @pytest.mark.parametrize("key", ["epoch", "batches", "num_shards", "pipeline"])
