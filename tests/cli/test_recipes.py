@@ -77,3 +77,5 @@ def test_a_copy_does_not_overwrite_unless_forced(tmp_path, ran):
     assert os.listdir(tmp_path) == ["sft.py"]
     code, _, err = ran("recipes", "copy", "sft", tmp_path / "no" / "x.py")
     assert (code, "No such file or directory" in err) == (1, True), err
+    _, _, told = ran("recipes", "copy", "sft", tmp_path / "my-sft.py")
+    assert "to import sft from it, give it a name of letters, digits and _" in told

@@ -141,6 +141,7 @@ def test_100_batches_or_an_epoch_where_nothing_says_how_many(as_json, folder):
     ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
     ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
     ([*SFT, "--option", "x=[1"], 2, "no YAML"),
+    ([*SFT, "--option", "files=x"], 2, "files is given twice: leave --option files=... out"),
     ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
     ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
     ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),

@@ -86,7 +86,10 @@ def copy(name: str, to: Path, force: bool) -> None:
     if to.exists() and not force:
         raise click.ClickException(f"{to} is there already: pass --force to write over it")
     shutil.copyfile(file, to)
-    shared.note(f"{to} is yours to change; beside it, write: from {to.stem} import {function}")
+    way = f"beside it, write: from {to.stem} import {function}"
+    if not to.stem.isidentifier():
+        way = f"to import {function} from it, give it a name of letters, digits and _"
+    shared.note(f"{to} is yours to change; {way}")
 
 
 def _file(name: str) -> tuple[str, str]:

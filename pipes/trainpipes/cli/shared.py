@@ -182,7 +182,10 @@ class PipelineOptions:
             "storage_options": self.storage_options,
         }
         named = {name: value for name, value in others.items() if value is not None}
-        return {**dict(_named(text, "option") for text in self.options), **named}
+        options = dict(_named(text, "option") for text in self.options)
+        for name in options.keys() & named.keys():
+            raise click.UsageError(f"{name} is given twice: leave --option {name}=... out")
+        return {**options, **named}
 
     def recipe(self, name: str, files: Sequence[str]) -> Pipeline:
         from trainpipes import recipe
