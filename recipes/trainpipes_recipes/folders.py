@@ -21,10 +21,19 @@ from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.folders import hidden
 from trainpipes.stages.columns import row_table, with_column
 
-__all__ = ["OwnFolders", "in_folders"]
+__all__ = ["OwnFolders", "folder_of", "in_folders"]
 
 #: How names of videos end.
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
+
+
+def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str:
+    """The folder of files: the path itself, if it is one."""
+    if "*" not in files:
+        system, root = open_system(files, storage_options or {})
+        if system.isdir(root):
+            return files
+    return os.path.dirname(files)
 
 
 def in_folders(

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 import trainpipes as tp
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.arrays import is_text, viewless
 from trainpipes.interfaces.quarantine import OnBadRow, OnError
@@ -32,7 +33,7 @@ from trainpipes.sources.files.file_reader import one_reader
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnBadRow", "OnError", "balanced", "documented", "with_context",
+    "Input", "OnBadRow", "OnError", "balanced", "documented", "whole_number", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")

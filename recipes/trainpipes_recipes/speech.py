@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
-from trainpipes.filesystems.systems import open_system
-from trainpipes_recipes.folders import OwnFolders
+from trainpipes_recipes.folders import OwnFolders, folder_of
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
 __all__ = ["speech"]
@@ -117,9 +116,7 @@ def speech(
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
     in_own_folders = folder is None and not isinstance(files, Pipeline | str | os.PathLike)
     if folder is None and isinstance(files, str | os.PathLike):
-        path = os.fspath(files)
-        system, root = open_system(path, storage_options or {})
-        folder = path if "*" not in path and system.isdir(root) else os.path.dirname(path)
+        folder = folder_of(os.fspath(files), storage_options)
     reading: Any = {
         "on_error": on_error,
         "storage_options": storage_options,

@@ -20,8 +20,7 @@ from trainpipes import (
     SchemaError,
     TableStage,
 )
-from trainpipes._internal.checks import whole_number
-from trainpipes_recipes.inputs import LABELS, Input, documented
+from trainpipes_recipes.inputs import LABELS, Input, documented, whole_number
 
 __all__ = ["Stacked", "tabular"]
 
