@@ -178,12 +178,8 @@ class FromTensors(Source, random_access=True):
         checks.require(some, "from_tensors(...)", "one tensor or more", self.tensors)
         if self.names is not None:
             names = checks.column_names(self.names, "from_tensors(names)")
-            checks.require(
-                len(names) == len(self.tensors),
-                "from_tensors(names)",
-                "a name for each tensor",
-                names,
-            )
+            good = len(names) == len(self.tensors)
+            checks.require(good, "from_tensors(names)", "a name for each tensor", names)
             self._set(names=tuple(names))
         try:
             converted = tuple(map(_as_tensor, self.tensors))
@@ -301,17 +297,13 @@ class FromDataset(Source, gives="objects", holds_data=True):
         self._require(sized, "dataset", "an object with a length", "else give a sampler")
         if type(dataset) is dict and self.keys is None:
             numbered = dataset.keys() == set(range(len(dataset)))
+            rule = "a dict of the keys 0, 1, 2, …, without a sampler"
             way = "give sampler=list(dataset), or the rows alone: list(dataset.values())"
-            self._require(
-                numbered, "dataset", "a dict of the keys 0, 1, 2, …, without a sampler", way
-            )
+            self._require(numbered, "dataset", rule, way)
         option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
-        if (
-            not way
-            and isinstance(self.keys, Iterator)
-            and not isinstance(self.keys, Sized | Sampler)
-        ):
+        passes = isinstance(self.keys, Iterator) and not isinstance(self.keys, Sized | Sampler)
+        if passes and not way:
             way = "an iterator is empty after one epoch: give list(...) of it"
         if isinstance(self.keys, Set) and not isinstance(self.keys, KeysView):
             way = "a set has another order in another process: give sorted(...) of it"
