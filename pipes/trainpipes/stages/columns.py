@@ -113,7 +113,8 @@ class DropColumns(_ByName):
 
     def _chosen(self, columns: Sequence[str]) -> dict[str, str]:
         need_columns(columns, self.columns, self)
-        kept = {name: name for name in columns if name not in self.columns}
+        gone = frozenset(self.columns)
+        kept = {name: name for name in columns if name not in gone}
         if not kept:
             said = f"rows keep one column at least, and have {', '.join(map(str, columns))}"
             raise ConfigError(f"{self}: {said}; leave one in")
