@@ -317,7 +317,7 @@ def read(state: Any) -> Saved:
         )
     version = state["trainpipes"]
     if type(version) is not int or version != FORMAT:
-        if type(version) is not int and version == FORMAT:
+        if type(version) is not int and getattr(version, "ndim", 0) == 0 and version == FORMAT:
             kind = f"its numbers are integers, got a {type(version).__name__}"
             raise StateError(f"trainpipes: the state was changed, {kind}: load it as it was saved")
         why = ", in which rows come in another order" if shown(version) == "1" else ""
