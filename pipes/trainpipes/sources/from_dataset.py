@@ -184,11 +184,9 @@ class FromTensors(Source, random_access=True):
         try:
             converted = tuple(map(_as_tensor, self.tensors))
         except (RuntimeError, TypeError, ValueError) as error:
-            rule, named = (
-                "tensors, arrays or lists of numbers",
-                isinstance(self.tensors[0], Mapping),
-            )
-            way = "from_tensors(**tensors) takes them by name" if named else str(error)
+            by_name = isinstance(self.tensors[0], Mapping)
+            way = "from_tensors(**tensors) takes them by name" if by_name else str(error)
+            rule = "tensors, arrays or lists of numbers"
             raise checks.wrong("from_tensors(...)", rule, self.tensors, way) from error
         dense = all(t.layout is torch.strided for t in converted)
         layouts = [str(t.layout) for t in converted]

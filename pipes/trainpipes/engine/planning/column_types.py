@@ -399,6 +399,7 @@ def with_columns(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _arranged(stages: Sequence[Stage]) -> tuple[list[Stage], bool, bool]:
+    """What ``with_columns``, ``gives_objects`` and ``may_give_objects`` say."""
     found: list[Stage] = []
     objects = may_be = batched = arrays = False
     number = 0
@@ -417,8 +418,8 @@ def _arranged(stages: Sequence[Stage]) -> tuple[list[Stage], bool, bool]:
         ours = is_ours(type(stage)) or isinstance(stage, kinds.TableStage)
         makes, schema = traits.gives == "objects" or not ours, stage.options.get("schema")
         if isinstance(stage, kinds.CombiningSource):
-            makes = all(map(gives_objects, stage.chains))
-            may_be = all(map(may_give_objects, stage.chains))
+            parts = [_arranged(chain) for chain in stage.chains]
+            makes, may_be = (all(part[n] for part in parts) for n in (1, 2))
         has_schema = makes and isinstance(schema, pa.Schema)
         if has_schema and batched:
             raise ConfigError(
