@@ -46,8 +46,9 @@ def chat(
     Labels are not shifted: compare the logits at position t with the label at t + 1.
 
     A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or
-    ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which are bad. For
-    pairs of prompt and response use ``sft``.
+    ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which are bad. A
+    message with "weight" 0 or "train" False is not in the loss. For pairs of prompt and response
+    use ``sft``.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or its name or folder.

@@ -64,7 +64,7 @@ def conversations(
     A message is a dict with "role" and "content", and what else the template knows ("tool_calls",
     "name"). ShareGPT's "from" and "value" are renamed, with their roles ("human" is "user", "gpt"
     "assistant"), and its messages of "function_call" become tool calls; parts of text are joined. A
-    row is bad if
+    message of the assistant with "weight" 0 or "train" False is not in the loss. A row is bad if
 
     - it has no message, or none of the assistant
     - roles are not in order: "system" or "developer" first if at all, then "user" and "assistant"
@@ -200,13 +200,6 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
     more = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value")}
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
-    speaker = roles.get(role or "", role)
-    untrained = [key for key, said in (("weight", 0), ("train", False)) if more.get(key) == said]
-    if speaker == "assistant" and untrained:
-        said = f'"{untrained[0]}" {more[untrained[0]]}'
-        why = f"a message has {said}, and all that the assistant says is in the loss"
-        way = "make such messages part of a prompt, or leave the key out with map()"
-        raise tp.DataError(f"column {column!r}: {why}: {way}")
     if isinstance(content, list) and all(map(_is_text, content)):
         texts = [part.get("text") for part in content]
         if None in texts:
@@ -215,7 +208,7 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
     calls = _calls(content) if role == "function_call" and not more.get("tool_calls") else []
     if calls:
         content, more["tool_calls"] = None, calls
-    return {"role": speaker, "content": content, **more}
+    return {"role": roles.get(role or "", role), "content": content, **more}
 
 
 def _is_text(part: Any) -> bool:

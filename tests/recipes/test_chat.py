@@ -275,8 +275,10 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
     ([{"text": "x"}], {}, tp.SchemaError, r'dicts with "role" and "content"'),
     ([{"role": {"name": "user"}, "content": "x"}], {}, tp.SchemaError, "a role is text, got .*user"),
     (7, {}, tp.SchemaError, "holds lists of messages, got int "),
-    ([message("user", weight=None), message("assistant", weight=0)], {}, tp.DataError, '"weight" 0'),
-    ([message("user", train=False), message("assistant", train=False)], {}, tp.DataError, '"train" False'),
+    ([message("user", weight=None), message("assistant", weight=0.5)], {}, tp.DataError,
+        r'the "weight" of a message is 0 or 1, got 0\.5'),
+    ([message("user"), message("assistant", weight=0)], {"on_error": "raise"}, tp.DataError,
+        "no target for the loss"),
     (GOOD, {"messages": "mesages"}, tp.SchemaError, "mesages"),
     (GOOD, {"on_error": "drop"}, tp.ConfigError,
         "on_error\\) must be \"raise\", \"skip\" or \"keep\", got 'drop'"),
@@ -289,6 +291,41 @@ def test_what_does_not_fit_is_refused(told: Any, options: Any, error: Any, said:
 
     with pytest.raises(error, match=said):
         made() if error is tp.ConfigError else list(made())
+
+
+UNMARKED = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"), [(None, "{}<|im_end|>"), (TOOLS, "{}"), (UNMARKED, "a:{}|")],
+    ids=["own", "marked", "unmarked"],
+)  # fmt: skip
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}], ids=str)
+def test_a_message_may_stay_out_of_the_loss(
+    template: str | None, turn: str, off: dict[str, Any]
+) -> None:
+    """As OpenAI's files of several turns say it, by "weight", and others by "train"."""
+    on = {key: type(value)(1) for key, value in off.items()}
+    talk = [message("user", "a"), message("assistant", "bad", **off), message("user", "b", **off),
+            message("assistant", "good", **on), message("user", "c"), message("assistant", "best")]  # fmt: skip
+    plain = [message(each["role"], each["content"]) for each in talk]
+    ((text, learnt),) = only(talk, template=template)
+    ((whole, everything),) = only(plain, template=template)
+    assert text == whole, "the model sees the same conversation"
+    assert everything == "".join(map(turn.format, ["bad", "good", "best"]))
+    assert learnt == "".join(map(turn.format, ["good", "best"]))
+    table = tp.from_arrow(pa.Table.from_pylist([{"messages": talk}]))
+    (batch,) = chat(table, small_tokenizer(), template=template, **ONE)
+    assert texts(batch) == [(text, learnt)], "columns have nulls for keys that other messages have"
+
+
+def test_a_message_out_of_the_loss_whose_part_is_not_known_is_refused() -> None:
+    twice = TOOLS.replace("{% endgeneration %}", "{% endgeneration %}{% generation %}!{% endgeneration %}")
+    talk = [message("user"), message("assistant", weight=0), message("user"), message("assistant")]
+    with pytest.raises(tp.DataError, match=r"marks 4 parts in 2 messages .*leave \"weight\" and"):
+        list(chat(rows(talk), small_tokenizer(), template=twice, **ONE))
+    plain = [message(each["role"]) for each in talk]
+    assert len(list(chat(rows(plain), small_tokenizer(), template=twice, **ONE))) == 1
 
 
 def test_parts_of_text_are_joined_that_have_nulls_for_the_keys_of_others() -> None:

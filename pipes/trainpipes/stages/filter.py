@@ -396,7 +396,7 @@ class SampleBy(Drawn, takes="columns", depends_on={"place", "epoch"}):
             if bad.any():
                 row = int(np.argmax(bad))
                 got = "null or NaN" if missing[row] else weights[row]
-                way = "give the largest one by largest=..., or fix it by with_columns()"
+                way = "divide by the largest in with_columns(), or give it: sample_by(largest=...)"
                 raise BadCell(row, f"is {got}, and weights are from 0 to {self.largest:g}: {way}")
         return weights / self.largest
 

@@ -357,7 +357,8 @@ class ChatTemplate(Tokenizes, takes="columns"):
     "input_ids" and "labels", lists of int32: labels are the ids of the assistant's turns with the
     token that ends each, and -100 elsewhere. A turn is the text that the template marks
     (``{% generation %}``); else the text that it adds to the messages before it and the generation prompt.
-    A template that changes earlier turns once others follow is refused.
+    A template that changes earlier turns once others follow is refused. The labels of a turn with "weight"
+    0, as OpenAI's files have it, or "train" False are -100.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or its name or folder.

@@ -94,6 +94,7 @@ class Chat(Loaded):
                 text = self._render(conversation, tools)[0]
                 return Written(text, self._spans(conversation, tools, text, len(prompt)))
             text, spans = self._render(conversation, tools, return_assistant_tokens_mask=True)
+            spans = _in_loss(spans, conversation)
             if not prompt:
                 return Written(text, spans)
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
@@ -147,7 +148,7 @@ class Chat(Loaded):
         """Where the assistant speaks in the text: after its prompt, up to its turn's end mark."""
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != "assistant" or number < first:
+            if message["role"] != "assistant" or number < first or not _is_in_loss(message):
                 continue
             last = number + 1 == len(messages)
             try:
@@ -179,6 +180,26 @@ def _apart(template: str) -> str:
     """
     # Jinja drops a newline at the end. "+" keeps the spaces before the comment.
     return f"{LAST_NEWLINE.sub('', template)}{{#+ trainpipes {os.getpid()} #}}"
+
+
+def _in_loss(spans: Spans, messages: Messages) -> Spans:
+    """Without those of messages that are not in the loss."""
+    trained = [_is_in_loss(message) for message in messages if message["role"] == "assistant"]
+    if all(trained):
+        return spans
+    if len(trained) != len(spans):
+        said = f"the template marks {len(spans)} parts in {len(trained)} messages of the assistant"
+        way = 'leave "weight" and "train" out with map(), or mark each message once in template=...'
+        raise DataError(f"the parts of messages that are not in the loss are not found: {said}: {way}")
+    return [span for span, is_trained in zip(spans, trained, strict=True) if is_trained]
+
+
+def _is_in_loss(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant is: OpenAI's files say it by "weight", others by "train"."""
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise DataError(f'the "weight" of a message is 0 or 1, got {weight!r:.80}')
+    return weight == 1 and message.get("train") is not False
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
