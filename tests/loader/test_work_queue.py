@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import multiprocessing
@@ -510,6 +511,12 @@ def test_loaders_that_leave_items_out_are_refused() -> None:
 
 
 # Bounds
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
+def test_one_cannot_be_copied(copy_of: Any) -> None:
+    with pytest.raises(TypeError, match=r"begin one in each process that reads, WorkQueue\(loader\)"):
+        copy_of(queue_of(rows()))
 
 
 def test_a_state_of_20_000_in_flight_is_below_14_kilobytes() -> None:

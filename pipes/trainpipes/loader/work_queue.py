@@ -247,6 +247,12 @@ class WorkQueue:
     def __repr__(self) -> str:
         return f"WorkQueue({self.in_flight} of {self._flight.most} in flight) over\n{self.loader!r}"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a WorkQueue can be neither copied nor pickled: begin one in each process that reads, "
+            "WorkQueue(loader), and hand other processes the items"
+        )
+
     # State
 
     def state_dict(self) -> dict[str, Any]:
