@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,8 @@ def test_a_change_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("a", "=3", "a b=3", "a=[1", "a=b: c: d", "a=!function os:getcwd"):
         with pytest.raises(tp.ConfigError):
             parse_change(wrong)
+    allowed = parse_change("a=!function os:getcwd", allow_imports=True)
+    assert allowed == ("a", os.getcwd)
 
 
 # Functions

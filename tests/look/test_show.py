@@ -213,6 +213,10 @@ def test_any_item_can_be_shown(name):
         assert words in repr(tp.show(item))
 
 
+def test_a_table_of_nothing_has_no_rows():
+    assert "row 0" not in repr(tp.show(pa.table({})))
+
+
 def test_uncollated_batches_are_shown_row_by_row():
     (view,) = tp.from_dataset(SUMS).batch(8).show(1, rows=2).items
     assert (view.rows, len(view.items)) == (8, 2)

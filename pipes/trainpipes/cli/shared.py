@@ -200,8 +200,8 @@ class PipelineOptions:
 
         if self.allow_imports:  # as ``python -m`` has it
             sys.path.insert(0, os.getcwd())
-        changes = dict(_named(text, "set") for text in self.changes)
         allowed, storage = self.allow_imports, self.storage_options
+        changes = dict(_named(text, "set", allowed) for text in self.changes)
         return load(path, allow_imports=allowed, storage_options=storage, changes=changes)
 
     def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
@@ -265,7 +265,7 @@ def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
     return recipe(config(command))
 
 
-def _named(text: str, flag: str) -> tuple[str, Any]:
+def _named(text: str, flag: str, allow_imports: bool = False) -> tuple[str, Any]:
     if "=" not in text:
         example = "batch_size=16" if flag == "option" else "options.batch_size=16"
         raise click.UsageError(f"--{flag} must be NAME=VALUE, such as {example}, got {text!r}")
@@ -273,7 +273,7 @@ def _named(text: str, flag: str) -> tuple[str, Any]:
     from trainpipes.config import parse_change
 
     try:
-        name, value = parse_change(text)
+        name, value = parse_change(text, allow_imports=allow_imports)
     except ConfigError as error:
         raise click.UsageError(f"--{flag}: {error}") from None
     if flag == "set":

@@ -87,8 +87,8 @@ def loads(
     return pipeline
 
 
-def parse_change(text: str) -> tuple[str, Any]:
-    """The path and the value of ``path=value``, for ``load(..., changes=)``.
+def parse_change(text: str, *, allow_imports: bool = False) -> tuple[str, Any]:
+    """The path and the value of ``path=value``, for ``load(..., changes=)``; imports as in ``load``.
 
     Raises:
         ConfigError: there is no ``=``, or the value is no YAML.
@@ -100,5 +100,5 @@ def parse_change(text: str) -> tuple[str, Any]:
     path = path.strip()
     require(mark and path, "a change", "path=value, such as options.batch_size=16", text)
     path_steps(path)
-    reader = Reader(f"the change {path}")
+    reader = Reader(f"the change {path}", allow_imports)
     return path, reader.value(reader.parse(value), path)

@@ -311,7 +311,8 @@ class Reader(Document):
         fields, pipeline = node.value, None
         has = isinstance(fields, dict) and not node.tag and fields.keys() & {"recipe", "stages"}
         rule = "a config must be a mapping with recipe: or stages:"
-        self.need(has, node, path, f"{rule}, got {node}")
+        keys = isinstance(fields, dict) and fields and f"the keys {', '.join(map(shown, fields))}"
+        self.need(has, node, path, f"{rule}, got {keys or node}")
         for key, value in fields.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
