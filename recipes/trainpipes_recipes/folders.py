@@ -18,7 +18,7 @@ from trainpipes.columns.arrays import is_text, one_chunk
 from trainpipes.columns.run import Run
 from trainpipes.filesystems.systems import open_system
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.sources.files.folders import hidden
+from trainpipes.sources.files.folders import has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
 
 __all__ = ["OwnFolders", "folder_of", "in_folders"]
@@ -27,13 +27,17 @@ __all__ = ["OwnFolders", "folder_of", "in_folders"]
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
 
 
-def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str:
-    """The folder of files: the path itself, if it is one."""
-    if "*" not in files:
-        system, root = open_system(files, storage_options or {})
-        if system.isdir(root):
-            return files
-    return os.path.dirname(files)
+def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str | None:
+    """The folder of files: the path itself, if it is one; None of a pattern of several folders."""
+
+    def is_folder(path: str) -> bool:
+        system, root = open_system(path, storage_options or {})
+        return "*" not in path and bool(system.isdir(root))
+
+    if is_folder(files):
+        return files
+    folder = os.path.dirname(files)
+    return None if has_magic(folder) and not is_folder(folder) else folder
 
 
 def in_folders(

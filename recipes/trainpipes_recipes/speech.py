@@ -84,8 +84,8 @@ def speech(
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
         seed: for the order of rows and the masks.
-        folder: that paths are relative to; by default the folder of ``files``; of a list,
-            that of each row's file.
+        folder: that paths are relative to; by default the folder of ``files``; of a list, or of a
+            pattern of several folders, that of each row's file.
 
     Raises:
         UnreadableError: a sound cannot be decoded.
@@ -114,9 +114,9 @@ def speech(
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
-    in_own_folders = folder is None and not isinstance(files, Pipeline | str | os.PathLike)
     if folder is None and isinstance(files, str | os.PathLike):
         folder = folder_of(os.fspath(files), storage_options)
+    in_own_folders = folder is None and not isinstance(files, Pipeline)
     reading: Any = {
         "on_error": on_error,
         "storage_options": storage_options,

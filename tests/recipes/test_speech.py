@@ -166,15 +166,29 @@ def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str
     (batch,) = batches(files, ALPHABET, num_shards=1, **options)
     assert batch["attention_mask"].sum(1).tolist() == [1600, 3200]
     assert (batch["labels"] == 2).sum(1).tolist() == [1, 2]
+    (batch,) = batches(f"{tmp_path}/*/x.{ending}", ALPHABET, num_shards=1, **options)
+    assert batch["attention_mask"].sum(1).tolist() == [1600, 3200]
     (batch,) = batches(files[:1], ALPHABET, num_shards=1, **options)
     assert batch["labels"].tolist() == [[2]]
     with pytest.raises(tp.errors.UnreadableError, match=r"(?i)no such file"):
         batches(files[1], ALPHABET, folder=tmp_path, **options)
 
 
-def test_paths_begin_at_a_folder_whose_name_has_a_dot(manifest: Path) -> None:
-    folder = manifest.parent.rename(manifest.parent.with_name("corpus-17.0"))
-    assert sum(len(batch["labels"]) for batch in batches(folder, train=False)) == 38
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("corpus-17.0", "."), ("corpus-17.0", "*.jsonl"), ("corpus [17]", "."),
+        ("corpus [17]", "speech.jsonl"),
+    ],
+)  # fmt: skip
+def test_paths_begin_at_a_folder_with_an_odd_name(
+    manifest: Path, tmp_path: Path, name: str, file: str
+) -> None:
+    folder, files = tmp_path / name, [*tmp_path.iterdir()]
+    folder.mkdir()
+    for path in files:
+        path.rename(folder / path.name)
+    assert sum(len(batch["labels"]) for batch in batches(folder / file, train=False)) == 38
 
 
 def test_what_it_refuses(manifest: Path) -> None:
