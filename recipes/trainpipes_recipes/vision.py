@@ -18,7 +18,7 @@ from trainpipes import ConfigError, DataError
 from trainpipes._internal.checks import need, require
 from trainpipes.columns.packing import IGNORED
 from trainpipes.tokenizers.adapters import load
-from trainpipes.tokenizers.chat import Chat, Written
+from trainpipes.tokenizers.chat import Chat, Written, is_in_loss
 from trainpipes.tokenizers.engine import Loaded, TokenizerEngine, digest
 
 __all__ = ["Processor"]
@@ -161,9 +161,11 @@ class Processor(Loaded):
 
     def _prompt_and_suffix(self, messages: Sequence[Mapping[str, Any]]) -> Written:
         roles = [message["role"] for message in messages]
+        rule = f"{self.family} takes a prompt and a response"
         if roles != ["user", "assistant"]:
-            rule = f"{self.family} takes a prompt and a response"
             raise DataError(f"{rule}, got the roles {roles}")
+        if not is_in_loss(messages[1]):
+            raise DataError(f"{rule}, got one that is not in the loss: leave such rows out")
         token = str(self.image_token)
         prompt, suffix = (
             "".join(part.get("text", token) for part in message["content"]) for message in messages

@@ -148,7 +148,7 @@ class Chat(Loaded):
         """Where the assistant speaks in the text: after its prompt, up to its turn's end mark."""
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != "assistant" or number < first or not _is_in_loss(message):
+            if message["role"] != "assistant" or number < first or not is_in_loss(message):
                 continue
             last = number + 1 == len(messages)
             try:
@@ -184,7 +184,7 @@ def _apart(template: str) -> str:
 
 def _in_loss(spans: Spans, messages: Messages) -> Spans:
     """Without those of messages that are not in the loss."""
-    trained = [_is_in_loss(message) for message in messages if message["role"] == "assistant"]
+    trained = [is_in_loss(message) for message in messages if message["role"] == "assistant"]
     if all(trained):
         return spans
     if len(trained) != len(spans):
@@ -194,12 +194,12 @@ def _in_loss(spans: Spans, messages: Messages) -> Spans:
     return [span for span, is_trained in zip(spans, trained, strict=True) if is_trained]
 
 
-def _is_in_loss(message: Mapping[str, Any]) -> bool:
+def is_in_loss(message: Mapping[str, Any]) -> bool:
     """Whether a message of the assistant is: OpenAI's files say it by "weight", others by "train"."""
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
+    weight = message.get("weight")
+    if weight not in (None, 0, 1):
         raise DataError(f'the "weight" of a message is 0 or 1, got {weight!r:.80}')
-    return weight == 1 and message.get("train") is not False
+    return weight != 0 and message.get("train") is not False
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
