@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
 from trainpipes_recipes.chats import conversations
-from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError, documented
+from trainpipes_recipes.inputs import CONVERSATIONS, PAIRS, Input, OnError, documented
 
 __all__ = ["chat"]
+
+log = logging.getLogger("trainpipes")
 
 
 @documented
@@ -16,6 +19,7 @@ def chat(
     tokenizer: Any,
     *,
     messages: str | None = None,
+    prompt: str | None = None,
     tools: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
@@ -54,6 +58,8 @@ def chat(
         tokenizer: a fast tokenizer of transformers, or its name or folder.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog and chat.
+        prompt: column of messages before these, which are not in the loss; by default, as in TRL, the
+            first of a pair of columns such as "prompt" and "completion" that hold messages.
         tools: column of the tools that the assistant may call: lists of JSON schemas, or these as
             JSON text.
         template: a Jinja template, in place of the tokenizer's own: needed if that writes earlier
@@ -84,16 +90,21 @@ def chat(
     """
     data = Input("chat", files, storage_options)
     rows = data.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[messages, tools], on_error=on_error,
+        tokenizer, ["input_ids", "labels"], named=[messages, prompt, tools], on_error=on_error,
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
-        (messages,) = data.find({"messages": messages}, CONVERSATIONS)
-        columns = [messages] if tools is None else [messages, tools]
-        rows = conversations(data.rows(columns), messages, roles=roles, on_error=on_error)
+        if tools is None and messages is None and "tools" in data.columns:
+            log.warning('chat: column "tools" is not used: tools="tools" shows it to the model')
+        if prompt is not None or (messages is None and _in_two_columns(data)):
+            prompt, messages = data.find({"prompt": prompt, "messages": messages}, PAIRS)
+        else:
+            (messages,) = data.find({"messages": messages}, CONVERSATIONS)
+        rows = data.rows([name for name in (messages, prompt, tools) if name is not None])
+        rows = conversations(rows, messages, prompt=prompt, roles=roles, on_error=on_error)
         rows = rows.chat_template(
-            tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
-            max_length=max_length, on_error=on_error,
+            tokenizer, messages, template=template, prompt=prompt, tools=tools,
+            parse_arguments=parse_arguments, max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
     rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     length = max_length if packed else None
@@ -101,3 +112,12 @@ def chat(
         rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
         balance=balance if train else None,
     )  # fmt: skip
+
+
+def _in_two_columns(data: Input) -> bool:
+    """Whether there are columns of messages and of those before them, and none of conversations."""
+    there = {*data.columns}
+    pair = next((names for names in PAIRS if {*names} <= there), None)
+    if pair is None or any({*names} <= there for names in CONVERSATIONS):
+        return False
+    return isinstance(data.first(pair[1]), list)

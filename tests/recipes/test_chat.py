@@ -25,6 +25,7 @@ TOOLS = (
     "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endgeneration %}"
     "{% else %}{{ m.role[0] + ':' + m.content }}{% endif %}|{% endfor %}"
 )
+UNMARKED = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
 
 def message(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
@@ -293,7 +294,54 @@ def test_what_does_not_fit_is_refused(told: Any, options: Any, error: Any, said:
         made() if error is tp.ConfigError else list(made())
 
 
-UNMARKED = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (("prompt", "completion"), {}),
+        (("question", "answer"), {"on_error": "skip"}),
+        (("before", "after"), {"prompt": "before", "messages": "after"}),
+        (
+            ("before", "response"),
+            {"prompt": "before", "messages": "response", "template": UNMARKED},
+        ),
+    ],
+)
+@pytest.mark.parametrize("in_arrow", [False, True])
+def test_a_prompt_may_have_a_column_of_its_own(
+    names: tuple[str, str], options: dict[str, Any], in_arrow: bool
+) -> None:
+    """As TRL's conversational prompts and completions have it: only the latter are in the loss."""
+    told = [message(("user", "assistant")[n % 2], "abcdef"[n]) for n in range(6)]
+    row = dict(zip(names, (told[:3], told[3:]), strict=True)) | {"id": 7}
+    source = tp.from_arrow(pa.Table.from_pylist([row])) if in_arrow else tp.from_dataset([row])
+    (batch,) = chat(source, small_tokenizer(), **ONE, **options)
+    ((text, learnt),) = texts(batch)
+    template = options.get("template")
+    ((whole, _),) = only(told, template=template)
+    assert text == whole
+    assert learnt == ("a:d|a:f|" if template else "d<|im_end|>f<|im_end|>")
+
+
+def test_tools_that_are_left_out_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    row = {"messages": GOOD, "tools": "[]"}
+    chat(tp.from_dataset([row]), small_tokenizer(), tools="tools", **ONE)
+    chat(tp.from_dataset([{"messages": GOOD}]), small_tokenizer(), **ONE)
+    assert not caplog.messages
+    chat(tp.from_dataset([row]), small_tokenizer(), **ONE)
+    assert caplog.messages == [
+        'chat: column "tools" is not used: tools="tools" shows it to the model'
+    ]
+
+
+def test_a_prompt_that_is_text_is_refused_with_what_to_use() -> None:
+    rows = tp.from_dataset([{"prompt": "a", "completion": "b"}])
+    with pytest.raises(
+        tp.SchemaError, match=r"use the recipe sft, which takes prompts and responses"
+    ):
+        chat(rows, small_tokenizer(), **ONE)
+    rows = tp.from_dataset([{"prompt": "a", "completion": [message("assistant")]}])
+    with pytest.raises(tp.SchemaError, match=r"column 'prompt' holds lists of messages, got str"):
+        list(chat(rows, small_tokenizer(), **ONE))
 
 
 @pytest.mark.parametrize(
@@ -306,8 +354,10 @@ def test_a_message_may_stay_out_of_the_loss(
 ) -> None:
     """As OpenAI's files of several turns say it, by "weight", and others by "train"."""
     on = {key: type(value)(1) for key, value in off.items()}
-    talk = [message("user", "a"), message("assistant", "bad", **off), message("user", "b", **off),
-            message("assistant", "good", **on), message("user", "c"), message("assistant", "best")]  # fmt: skip
+    talk = [
+        message("user", "a"), message("assistant", "bad", **off), message("user", "b", **off),
+        message("assistant", "good", **on), message("user", "c"), message("assistant", "best"),
+    ]  # fmt: skip
     plain = [message(each["role"], each["content"]) for each in talk]
     ((text, learnt),) = only(talk, template=template)
     ((whole, everything),) = only(plain, template=template)
@@ -320,7 +370,9 @@ def test_a_message_may_stay_out_of_the_loss(
 
 
 def test_a_message_out_of_the_loss_whose_part_is_not_known_is_refused() -> None:
-    twice = TOOLS.replace("{% endgeneration %}", "{% endgeneration %}{% generation %}!{% endgeneration %}")
+    twice = TOOLS.replace(
+        "{% endgeneration %}", "{% endgeneration %}{% generation %}!{% endgeneration %}"
+    )
     talk = [message("user"), message("assistant", weight=0), message("user"), message("assistant")]
     with pytest.raises(tp.DataError, match=r"marks 4 parts in 2 messages .*leave \"weight\" and"):
         list(chat(rows(talk), small_tokenizer(), template=twice, **ONE))

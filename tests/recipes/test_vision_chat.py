@@ -223,9 +223,15 @@ def test_of_a_processor_with_a_suffix_chats_and_packed_rows_are_refused() -> Non
 
 
 def test_a_message_may_stay_out_of_the_loss() -> None:
-    talk = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "Bad.", "weight": 0},
-            {"role": "user", "content": "No."}, {"role": "assistant", "content": "A cat.", "weight": 1}]  # fmt: skip
-    batch = seen([{"messages": talk, "images": PAIRS[0]["images"]}], FAMILIES[0], batch_size=1).peek()
+    talk = [
+        {"role": "user", "content": "<image>?"},
+        {"role": "assistant", "content": "Bad.", "weight": 0},
+        {"role": "user", "content": "No."},
+        {"role": "assistant", "content": "A cat.", "weight": 1},
+    ]
+    batch = seen(
+        [{"messages": talk, "images": PAIRS[0]["images"]}], FAMILIES[0], batch_size=1
+    ).peek()
     assert said(FAMILIES[0], batch, 0) == "A cat.<|im_end|>\n"
 
 

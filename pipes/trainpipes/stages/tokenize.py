@@ -87,7 +87,7 @@ def read_texts(
 def _no_text(kind: str, messages: bool) -> str:
     way = "make it a string with map_batches()"
     if messages:
-        way = "messages are for chat_template() or the recipe chat, a conversation in one column"
+        way = "messages are for chat_template() or the recipe chat"
     return f"holds {kind}, and only text can be tokenized; {way}"
 
 
