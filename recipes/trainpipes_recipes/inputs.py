@@ -50,6 +50,8 @@ CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog"
 PREFERENCES = (
     ("chosen", "rejected"), ("preferred", "dispreferred"), ("chosen_response", "rejected_response"),
 )  # fmt: skip
+#: Of a context beside an instruction: Alpaca's and Dolly's.
+CONTEXTS = ("input", "context")
 PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 TEXT_PAIRS = (
@@ -272,11 +274,15 @@ class Input:
 
     # Stages
 
+    def context(self, prompt: str, context: str | None) -> str | None:
+        """The column that a prompt goes on with: the given one, or that beside an instruction; none for ""."""
+        if context is None and prompt == "instruction":
+            return next((name for name in CONTEXTS if name in self.columns), None)
+        return context or None
+
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is a context."""
-        if context is None and prompt == "instruction" and "input" in self.columns:
-            context = "input"
-        if not context:
+        if (context := self.context(prompt, context)) is None:
             return self.rows(columns)
         return with_context(self.rows([*columns, context]), prompt, context)
 
@@ -357,7 +363,7 @@ class _Joined:
         for name in (self.prompt, self.context):
             kind = table[name].type
             if not (is_text(kind) or types.is_null(kind) or types.is_dictionary(kind)):
-                rule = "prompt and context are text: make it text with map()"
+                rule = "prompt and context are text: make it text with map(), or leave it out"
                 raise tp.SchemaError(f"column {name!r} holds {kind}, and {rule}")
         names = self.prompt, self.context
         texts, more = (viewless(table[name]).cast(pa.string()) for name in names)

@@ -65,6 +65,7 @@ class PromptRows(CheckedRows):
     template: str | None = None
     parse_arguments: bool | None = None
     answers: bool = False
+    context: str | None = None
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -80,11 +81,15 @@ class PromptRows(CheckedRows):
         return Chat(self.tokenizer, self.template)
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
-        prompt = row[self.column]
+        prompt, more = row[self.column], row[self.context] if self.context else None
+        if not isinstance(more, str | None) or (more and not isinstance(prompt, str | None)):
+            said = f"column {self.context!r} goes on with prompts, and both are text"
+            raise tp.SchemaError(f"{said}, got {more!r:.80} after {prompt!r:.80}")
         if isinstance(prompt, str | None):
-            return row, None if (
-                prompt or ""
-            ).strip() else f"column {self.column!r}: an empty prompt"
+            if more and prompt is not None:
+                row = {**row, self.column: f"{prompt}\n\n{more}"}
+            is_empty = not (row[self.column] or "").strip()
+            return row, f"column {self.column!r}: an empty prompt" if is_empty else None
         messages = to_messages(prompt, {**ROLES, **(self.roles or {})}, self.column)
         ends_with_answer = bool(messages) and messages[-1]["role"] == "assistant"
         if ends_with_answer and self.answers:

@@ -23,6 +23,7 @@ def prompts(
     tokenizer: Any = None,
     *,
     prompt: str | None = None,
+    context: str | None = None,
     tools: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
@@ -61,6 +62,7 @@ def prompts(
             they are.
         prompt: column of the prompt; by default the first of prompt, question, instruction, input and
             query, or else of messages and conversations.
+        context: column added to a prompt that is text, as in ``sft``; it stays in the row, too.
         tools: column of the tools that the chat template writes: lists of JSON schemas, or these as
             JSON text.
         template: for messages, a Jinja template in place of the tokenizer's own.
@@ -86,6 +88,7 @@ def prompts(
     (prompt,) = data.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
     is_text = isinstance(data.first(prompt), str | None)
     check_tools(tools, data.columns, is_text)
+    context = data.context(prompt, context) if is_text or context else None
     rows = data.arrange(data.rows(), train, buffer_size, seed, num_shards)
     if prompt != "prompt":
         rows = rows.drop_columns("prompt") if "prompt" in data.columns else rows
@@ -93,7 +96,7 @@ def prompts(
     stage = PromptRows(
         "prompt", roles=None if is_text else (roles or {}), on_error=on_error, tools=tools,
         tokenizer=None if is_text else tokenizer, template=template, answers=(prompt,) in CONVERSATIONS,
-        parse_arguments=None if parse_arguments else False,
+        parse_arguments=None if parse_arguments else False, context=context,
     )  # fmt: skip
     rows = checked(rows, stage)
     if tokenizer is not None and (output == "ids" or max_length is not None):

@@ -44,7 +44,7 @@ def seq2seq(
             ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, ...
         response: column of the decoder's output.
         context: column added to the prompt, after an empty line, where it holds text; by default
-            "input" beside "instruction"; "" for none.
+            "input" or "context" beside "instruction"; "" for none.
         max_length: the most tokens of a prompt, and of a response, end-of-text included, which cut
             texts keep.
     """

@@ -47,7 +47,7 @@ def sft(
             ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, ...
         response: column of the text in the loss.
         context: column added to the prompt, after an empty line, where it holds text; by default
-            "input" beside "instruction"; "" for none.
+            "input" or "context" beside "instruction"; "" for none.
         on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns
             once; "raise", "keep"; or "skip", which also leaves out rows whose text is null, logs
             how many, and makes the number of batches unknown.

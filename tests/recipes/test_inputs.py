@@ -21,7 +21,7 @@ from every_stage import SavedRows, chat_tokenizer
 from resuming import check_resume
 from trainpipes.prepare import tokenize
 from trainpipes.testing import digest
-from trainpipes_recipes import preference, pretrain, seq2seq, sft
+from trainpipes_recipes import preference, pretrain, prompts, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, Input, with_context
 
 ROWS = pa.table(
@@ -136,8 +136,11 @@ def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
     assert pipe == sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
 
 
-def test_every_recipe_gives_the_same_prompt_of_alpacas_rows() -> None:
-    rows = [{"instruction": "Add:", "input": "1 + 1", "output": "2"}] * 4
+@pytest.mark.parametrize("names", [("input", "output"), ("context", "response")])
+def test_every_recipe_gives_the_same_prompt_of_alpacas_and_dollys_rows(
+    names: tuple[str, str],
+) -> None:
+    rows = [{"instruction": "Add:", names[0]: "1 + 1", names[1]: "2"}] * 4
     pairs = [{"chosen": "2", "rejected": "3", **row} for row in rows]
     options: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
     for context, prompt in [(None, "Add:\n\n1 + 1"), ("", "Add:")]:
@@ -146,8 +149,24 @@ def test_every_recipe_gives_the_same_prompt_of_alpacas_rows() -> None:
         for pipe in (sft(data, "bytes", **given), sft(data, "bytes", train=False, **given)):
             assert texts_of(pipe.peek()["input_ids"]) == [prompt + "2"]
         assert texts_of(seq2seq(data, "bytes", **given).peek()["input_ids"]) == [prompt]
+        (row,) = prompts(data, **given).peek()
+        assert row == {"prompt": prompt, names[0]: "1 + 1", names[1]: "2"}
     pipe = preference(tp.from_dataset(pairs), "bytes", **options)
     assert texts_of(pipe.peek()["chosen_input_ids"]) == ["Add:\n\n1 + 12"]
+
+
+def test_a_prompts_context_is_text() -> None:
+    rows = tp.from_dataset([{"instruction": "Add:", "input": n} for n in (1, 2)])
+    with pytest.raises(
+        tp.SchemaError, match="'input' goes on with prompts, and both are text, got 1 after"
+    ):
+        prompts(rows, num_shards=1, batch_size=1).peek()
+    assert prompts(rows, context="", num_shards=1, batch_size=1).peek()[0]["input"] in (1, 2)
+    rows = tp.from_dataset(
+        [{"instruction": None, "input": "a"}, {"instruction": "b", "input": None}]
+    )
+    found = prompts(rows, on_error="skip", num_shards=1, batch_size=1)
+    assert [row["prompt"] for (row,) in found] == ["b"]
 
 
 def texts_of(ids: torch.Tensor) -> list[str]:
