@@ -42,7 +42,8 @@ log = logging.getLogger("trainpipes")
 PAIRS = (
     ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
     ("instruction", "response"), ("question", "answer"), ("query", "response"), ("input", "output"),
-    ("source", "target"),
+    ("source", "target"), ("document", "summary"), ("article", "highlights"), ("article", "summary"),
+    ("dialogue", "summary"), ("text", "summary"),
 )  # fmt: skip
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
@@ -275,7 +276,7 @@ class Input:
     # Stages
 
     def context(self, prompt: str, context: str | None) -> str | None:
-        """The column that a prompt goes on with: the given one, or that beside an instruction; none for ""."""
+        """The column that a prompt goes on with: the given one, or one beside an instruction; none for ""."""
         if context is None and prompt == "instruction":
             return next((name for name in CONTEXTS if name in self.columns), None)
         return context or None
