@@ -262,6 +262,17 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
     assert all(number % 3 >= epoch for epoch, number in seen)
 
 
+@pytest.mark.parametrize("name", [None, float("nan")])
+def test_a_value_that_is_missing_names_no_row(name: Any) -> None:
+    queue = queue_of(tp.from_dataset([{"id": name, "x": n} for n in range(3)]), by="id")
+    work = queue.get()
+    assert work is not None
+    with pytest.raises(tp.SchemaError, match=r"WorkQueue\(by\): 'id' must name a row, got "):
+        queue.retire(work.key)
+    queue.done(work.key)
+    assert [work.item["x"] for work in taken(queue, 2)] == [1, 2]
+
+
 @pytest.mark.parametrize("timeout", ["5", -1, float("nan")])
 def test_a_timeout_that_is_no_time_is_refused(timeout: Any) -> None:
     queue = queue_of(rows())
@@ -391,6 +402,23 @@ def test_many_threads_and_an_event_loop_take_each_item_once() -> None:
 
     asyncio.run(cancelled_and_more())
     assert sorted(found) == [*range(ROWS)]
+
+
+def test_an_item_that_comes_as_its_task_is_cancelled_is_handed_out_again() -> None:
+    queue = queue_of(rows(slice(3)))
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(anext(aiter(queue)))
+        await asyncio.sleep(0)
+        while not queue.in_flight:
+            time.sleep(0.01)
+        time.sleep(0.2)  # the item is there, and the loop has not heard of it
+        asyncio.get_running_loop().call_soon(task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert rest(queue) == [0, 1, 2]
 
 
 def test_close_ends_those_that_wait() -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from math import lcm
+from math import isnan, lcm
 from time import monotonic
 from typing import Any
 
@@ -246,7 +246,14 @@ class WorkItems:
     # Rows that are retired
 
     def retire(self, item: Any) -> None:
-        self._retired.add(self._row(item))
+        row = self._row(item)
+        name = "" if self._by is None else item[self._by]
+        if name is None or (isinstance(name, float) and isnan(name)):  # other rows have it, too
+            raise SchemaError(
+                f"WorkQueue(by): {self._by!r} must name a row, got {name}; name a column without nulls, such "
+                "as one of .enumerate()"
+            )
+        self._retired.add(row)
 
     def is_retired(self, item: Any) -> bool:
         return bool(self._retired) and self._row(item) in self._retired

@@ -166,8 +166,14 @@ class WorkQueue:
         while True:
             waiting = loop.create_future()
             tell = partial(self._tell, loop, waiting)
-            self._thread.begin(Future(self._get_or_wait, tell))
-            work = await waiting
+            got = Future(self._get_or_wait, tell)
+            self._thread.begin(got)
+            try:
+                work = await waiting
+            except asyncio.CancelledError:
+                if waiting.done() and not waiting.cancelled():  # it came, and nobody has seen it
+                    self._take_back(got)
+                raise
             if work is None:
                 return
             if isinstance(work, Work):
