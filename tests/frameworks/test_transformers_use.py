@@ -117,8 +117,9 @@ def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=3, **given).train()
     saved = tmp_path / "checkpoint-3"
     (saved / FILE).unlink()
-    with pytest.raises(tp.StateError, match=f"checkpoint-3 has no {FILE}.* ignore_data_skip=True"):
-        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(saved))
+    for at in (str(saved), saved):
+        with pytest.raises(tp.StateError, match=f"checkpoint-3 has no {FILE}.* ignore_data_skip="):
+            trainer(tmp_path / "new", pipeline("counted"), **given).train(at)
     forced = trainer(tmp_path / "new", pipeline("counted"), ignore_data_skip=True, **given)
     forced.train(str(saved))
     assert forced.state.global_step == 6
@@ -138,6 +139,17 @@ def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_
     again.train(str(saved))
     assert again.state.global_step == first.state.global_step == 48
     assert again.state.epoch == 2
+
+
+def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
+    given = {"max_steps": 36, "gradient_accumulation_steps": 1}
+    first = trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=24, **given)
+    first.train()
+    for saved in (tmp_path / "checkpoint-24", str(tmp_path / "checkpoint-24")):
+        again = trainer(tmp_path / "new", pipeline("counted"), **given)
+        again.train(saved)
+        for ours, theirs in zip(again.model.parameters(), first.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_a_position_that_is_not_of_the_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,8 +91,8 @@ class PipelineTrainerMixin(Base):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
         skips = self.args.ignore_data_skip
-        if isinstance(resume_from_checkpoint, str):
-            self._resumes_from = resume_from_checkpoint
+        if isinstance(resume_from_checkpoint, str | os.PathLike):
+            self._resumes_from = os.fspath(resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, *arguments, **options)
         finally:
