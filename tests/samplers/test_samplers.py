@@ -281,6 +281,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "a rank that is none": (lambda: DistributedSampler(9, 3, 3), "0 to 2, got 3"),
     "a rank that is no number": (lambda: DistributedSampler(9, 3, "1"), "rank.*integer.*got '1'"),
     "an epoch that is no number": (lambda: RandomSampler(3).set_epoch(1.5), r"set_epoch\(epoch\).*got 1.5"),
+    "a rank beyond the world": (lambda: list(DistributedSampler(9, rank=3)), "0 to 0, got 3; give num_rep"),
+    "a rank beyond the world, for a length": (lambda: len(DistributedSampler(9, rank=1)), "0 to 0, got 1"),
+    "draws from no rows": (lambda: list(RandomSampler(0, True, 3)), "without rows"),
+    "turns of no rows": (lambda: list(RandomSampler(0, num_samples=3)), "without rows"),
     "no rows to go through": (lambda: list(RandomSampler()), "does not know how many rows"),
     "draws from nothing": (lambda: list(tp.from_dataset([], RandomSampler(num_samples=3))), "without rows"),
     "keys of a dict": (lambda: tp.from_dataset({"cat": 3}), r"give sampler=list\(dataset\), or"),
@@ -513,8 +517,9 @@ def test_keys_need_not_be_numbers():
     assert list(tp.from_dataset({1: "b", 0: "a"})) == ["a", "b"]
     batched = tp.from_dataset(dataset, batch_sampler=[keys[:2], keys[2:]])
     assert list(batched) == [["b", "c"], ["a", "c"]]
-    with pytest.raises(tp.DataError, match="no row number"):
-        list(tp.from_dataset([1, 2]).shuffle(sampler=["a", "b"]))
+    for numbers in (["a", "b"], [[0], [0, 1]]):
+        with pytest.raises(tp.DataError, match="no row number"):
+            list(tp.from_dataset([1, 2]).shuffle(sampler=numbers))
 
 
 def test_torchs_samplers_draw_from_their_own_seeds_and_leave_global_ones_alone():
@@ -695,8 +700,13 @@ def rows_of_own(length: Any, index: Any) -> list[int]:
 
 
 def test_a_sampler_of_ones_own_may_give_lists_and_numbers_of_numpy():
-    found = rows_of_own(np.int64, lambda start, stop: list(range(start, stop)))
-    assert found == list(range(6))
+    def index(start: int, stop: int) -> list[int]:
+        return list(range(start, stop))
+
+    assert rows_of_own(np.int64, index) == list(range(6))
+    sampler = Own(np.int64, index)
+    sampler.rows = 6
+    assert list(sampler) == list(range(6))
 
 
 @pytest.mark.parametrize("length", [lambda _: None, lambda _: 2.5, lambda _: -1])

@@ -124,6 +124,7 @@ class Draws(Iterator[int]):
         of: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._sampler, self._rows = sampler, sampler._known_rows()
+        sampler.check(self._rows)
         self._step, self._shift = stride
         self._length = sampler.length(self._rows) if length is None else length
         self._of = of or sampler.fingerprint()
@@ -140,8 +141,8 @@ class Draws(Iterator[int]):
             stop = min(self._length, first + AHEAD * self._step)
             if first >= stop:
                 raise StopIteration
-            drawn = self._sampler.index(self._epoch, first, stop, self._rows)[:: self._step]
-            self._held, self._next = drawn.tolist(), 0
+            drawn = np.asarray(self._sampler.index(self._epoch, first, stop, self._rows))
+            self._held, self._next = drawn[:: self._step].tolist(), 0
         self._next += 1
         self._at += self._step
         return self._held[self._next - 1]
@@ -391,8 +392,11 @@ class DistributedSampler(RowSampler):
     def _replicas(self) -> tuple[int, int]:
         if self.num_replicas is not None and self.rank is not None:
             return self.num_replicas, self.rank
-        rank, world = data_parallel()
-        return self.num_replicas or world, rank if self.rank is None else self.rank
+        own_rank, world = data_parallel()
+        replicas, rank = self.num_replicas or world, own_rank if self.rank is None else self.rank
+        way = "give num_replicas and rank"
+        require(rank < replicas, "DistributedSampler(rank)", f"0 to {replicas - 1}", rank, way)
+        return replicas, rank
 
     def length(self, rows: int) -> int:
         """Indices in an epoch, of all replicas together."""

@@ -46,7 +46,10 @@ class TorchOrder:
 
     def _numbers(self, epoch: int, rows: int) -> IntArray:
         keys = list(keys_of(self._sampler, epoch))
-        numbers = np.asarray(keys)
+        try:
+            numbers = np.asarray(keys)
+        except ValueError:  # lists of several lengths
+            numbers = np.empty((len(keys), 0))
         gives = f"shuffle(sampler={type(self._sampler).__name__}): the sampler gives"
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             way = "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
