@@ -83,6 +83,7 @@ class LosesItsStart(Counter):
 def test_the_first_point_is_among_those_that_are_drawn():
     with fails("epoch 0"):
         check_resume(LosesItsStart, points=2, processes=0)
+    assert check_resume(Counter, points=1, processes=0).points == 1
 
 
 def test_a_right_node_passes():
@@ -99,6 +100,55 @@ def test_a_wrong_node_fails(node):
     with fails(said if node is SavesAheadByOne else "") as caught:
         check_resume(node, processes=0)
     assert "look at" not in str(caught.value)
+
+
+def test_a_state_that_loads_but_once_fails():
+    loaded = set()
+
+    class LoadsOnce(Counter):
+        def reset(self, initial_state=None):
+            super().reset(initial_state)
+            if initial_state is not None:
+                place = self.epoch, self.i
+                self.i = self.n if place in loaded else self.i
+                loaded.add(place)
+
+    with fails("at item 0 of epoch 0, epoch 0 has 0 items instead of 3"):
+        check_resume(LoadsOnce, processes=0)
+
+
+def endless():
+    return tp.from_dataset(range(3)).repeat().batch(2)
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "said"),
+    [
+        (tp.Loader(endless()), {}, r"a pipeline, or a function .*; write check_resume\(lambda: "),
+        (
+            None,
+            {},
+            "a pipeline, or a function that makes a fresh pipeline, Loader or node, got None",
+        ),
+        (lambda: [1, 2], {}, r"each time it is called, got \[1, 2\]"),
+        (
+            endless(),
+            {},
+            r"check_resume\(limit\) must be a number of items .*, got None; write limit=100",
+        ),
+        (lambda: tp.Loader(endless()), {}, r"check_resume\(limit\) must be a number of items"),
+        (Counter, {"epochs": 0}, r"epochs\) must be an integer of 1 or more, got 0"),
+        (Counter, {"limit": 0}, r"limit\) must be an integer of 1 or more, got 0"),
+        (Counter, {"every": 0}, r"every\) must be an integer of 1 or more, got 0"),
+        (Counter, {"every": None}, r"every\) must be an integer of 1 or more, got None"),
+        (Counter, {"points": 0}, r"points\) must be an integer of 1 or more, got 0"),
+        (Counter, {"processes": -1}, r"processes\) must be an integer of 0 or more, got -1"),
+        (Counter, {"start_method": "forked"}, r"start_method\) must be one of .*, got 'forked'"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(subject, options, said):
+    with pytest.raises(tp.ConfigError, match=said):
+        check_resume(subject, **options)
 
 
 def counted_calls():

@@ -21,6 +21,7 @@ import pyarrow as pa
 import torch
 from torchdata.nodes import BaseNode
 
+from trainpipes._internal.checks import require, whole_number, wrong
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import TrainpipesError, shown
 from trainpipes.interfaces.stage import Stage, is_ours
@@ -180,6 +181,10 @@ class ResumeReport:
 
 
 Subject: TypeAlias = "Pipeline | Loader | BaseNode[Any]"
+#: In words, of a function.
+SUBJECTS = "a function that makes a fresh pipeline, Loader or node"
+#: Items to look at where a state is loaded once more.
+AGAIN = 3
 
 
 def check_resume(
@@ -209,6 +214,7 @@ def check_resume(
         start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
 
     Raises:
+        ConfigError: an option is out of range, or ``subject`` makes nothing that resumes.
         ResumeError: names the first item that differs, the difference, and the functions it may be due
             to.
 
@@ -217,7 +223,19 @@ def check_resume(
     6 items in 3 epochs, resumed at 8 points (0 in fresh processes), state of 452 bytes
     """
     make = _maker(subject)
+    counts = {"epochs": epochs, "limit": limit, "every": every, "points": points}
+    for name, count in (counts | {"processes": processes}).items():
+        if count is not None or name not in ("limit", "points"):
+            whole_number(count, int(name in counts), f"check_resume({name})")
+    methods = multiprocessing.get_all_start_methods()
+    rule = f"one of {methods} here"
+    require(start_method in methods, "check_resume(start_method)", rule, start_method)
     first = make()
+    good = isinstance(first, Pipeline | Loader | BaseNode)
+    require(good, "check_resume(subject)", f"{SUBJECTS}, each time it is called", first)
+    if limit is None and not isinstance(first, BaseNode) and _continues(first):
+        rule = "a number of items of each epoch for a pipeline without an end"
+        raise wrong("check_resume(limit)", rule, limit, "write limit=100")
     reference = _walk(first, epochs, limit)
     hint = partial(_hint, _functions(first))
     possible = _points(reference, every, () if _continues(first) else _cut(reference, limit))
@@ -231,7 +249,7 @@ def check_resume(
         _compare(reference, epoch, k, walked, hint)
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
-        again = _walk(make(), 1, k + 3, state, k)  # the same state a second time
+        again = _walk(make(), 1, k + AGAIN, state, k)  # the same state a second time
         again[0].items = again[0].items[: len(reference[epoch].items) - k]
         _compare(reference, epoch, k, again, hint, part=True)
     alone = chosen[:: max(1, len(chosen) // processes)][:processes] if processes else []
@@ -271,6 +289,8 @@ def _maker(subject: Any) -> Callable[[], Subject]:
     if isinstance(subject, Pipeline):
         stages, ranks = subject.stages, subject._ranks
         return lambda: Pipeline(stages, ranks)
+    way = "write check_resume(lambda: trainpipes.Loader(pipe))"
+    require(callable(subject), "check_resume(subject)", f"a pipeline, or {SUBJECTS}", subject, way)
     return subject  # type: ignore[no-any-return]
 
 
@@ -327,7 +347,7 @@ def _drawn(points: list[tuple[int, int]], most: int | None) -> list[tuple[int, i
     if most is None or len(points) <= most:
         return points
     inner = random.Random(0).sample(range(1, len(points) - 1), max(0, most - 2))
-    return [points[n] for n in sorted({0, len(points) - 1, *inner})]
+    return [points[n] for n in sorted({0, len(points) - 1, *inner})[:most]]
 
 
 def _continues(subject: Subject) -> bool:
@@ -367,7 +387,8 @@ def _compare(
         walked = walked[1:]
     for (number, start), run in zip(expected, walked, strict=False):
         right, items = reference[number].items[start:], run.items
-        if right == items or (part and right[: len(items)] == items):
+        right = right[:AGAIN] if part else right
+        if right == items:
             continue
         lead = f"after resuming{where} at item {k} of epoch {epoch}, "
         same = next((i for i, (a, b) in enumerate(zip(right, items, strict=False)) if a != b), None)
