@@ -89,7 +89,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
             f"no recipe {name!r}: no package that offers recipes is installed, and a source tree "
             "on the path does not count; pip install it (pip install -e . in the source tree)"
         )
-    if name not in installed:
+    if name not in [*installed]:  # which may be anything
         raise ConfigError(
             f"no recipe {name!r}{nearest(str(name), list(installed))}; installed are "
             f"{', '.join(installed)}"
@@ -102,7 +102,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
         )
     try:
         build = point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the package's own, of any kind
         raise ConfigError(
             f"recipe {name!r} is installed as {point.value}, which cannot be imported: {error}"
         ) from error

@@ -161,7 +161,8 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
         assert batch["input_ids"].shape[1] == batch["labels"].shape[1] == 20
 
 
-REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
+    "no name": (["a.parquet"], [], {}, r"no recipe \['a.parquet'\]; installed are"),
     "no recipe": ("stf", [], {}, r"no recipe 'stf' \(did you mean 'sft'\?\).*seq2seq, sft"),
     "twice": ("sft", ["x"], {"files": "x"}, "multiple values for argument 'files'; it is sft"),
     "too many": ("sft", [*range(30)], {}, r"too many pos.*; it is sft\(files, tokenizer, \*"),
@@ -209,12 +210,14 @@ def test_another_package_can_offer_recipes(tmp_path: Path, monkeypatch: Any) -> 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
     ("broken", "no_such_module:broken", "cannot be imported: No module named 'no_such_module'"),
+    ("broken", "broken_recipes:broken", "cannot be imported: division by zero"),
     ("sft", "elsewhere:sft", "offered more than once"),
     ("odd", "fractions:Fraction", None),
 ])  # fmt: skip
 def test_a_recipe_that_cannot_be_used_is_listed_with_the_reason(
     name: str, value: str, said: str | None, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    (tmp_path / "broken_recipes.py").write_text("1 / 0")
     offer(tmp_path, "other", {name: value}, monkeypatch)
     with pytest.raises(tp.ConfigError, match=said or "must return a trainpipes Pipeline, got Frac"):
         tp.recipe(name)
