@@ -92,7 +92,8 @@ def test_info_of_what_is_not_there_is_nothing(tmp_path: Path) -> None:
 def test_clear_removes_ours_and_nothing_else(kept: Path) -> None:
     before = cache.info()
     (kept / "mine.txt").write_text("mine")
-    (kept / "rows" / "notes.md").write_text("mine")
+    for name in ("notes.md", "part-00000.arrow", "1.arrow", "poetry.lock"):
+        (kept / "rows" / name).write_text("mine")
     (kept / "rows" / "ab").mkdir(exist_ok=True)
     part = kept / "rows" / "ab" / "cd.123.0a1b2c3d.part"
     part.write_text("left by a process that was killed")
@@ -100,8 +101,10 @@ def test_clear_removes_ours_and_nothing_else(kept: Path) -> None:
     os.symlink(kept / "mine.txt", kept / "rows" / "link.arrow")
     assert cache.clear() == before
     assert cache.info() == cache.CacheInfo(kept)
+    assert make_room(kept, 0, "rows") == 0
     left = {str(path.relative_to(kept)) for path in kept.rglob("*") if not path.is_dir()}
-    assert left == {"mine.txt", "rows/notes.md", "rows/link.arrow"}
+    inside = {"notes.md", "part-00000.arrow", "1.arrow", "poetry.lock", "link.arrow"}
+    assert left == {"mine.txt", *(f"rows/{name}" for name in inside)}
 
 
 def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
@@ -195,8 +198,8 @@ def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> No
     thread.start()
     try:
         for n in range(200):
-            kept_file.write(path_of(tmp_path, "rows", f"ab{n}"), [pa.table({"x": [n]})], {})
-            with locked(path_of(tmp_path, "rows", f"cd{n}").with_suffix(".lock")):
+            kept_file.write(path_of(tmp_path, "rows", f"{n:064x}"), [pa.table({"x": [n]})], {})
+            with locked(path_of(tmp_path, "rows", f"{n:064x}").with_suffix(".lock")):
                 pass
     finally:
         done.set()

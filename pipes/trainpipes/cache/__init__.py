@@ -35,6 +35,8 @@ SUFFIX, CHUNK, PART, LOCK, USED = ".arrow", ".chunk", ".part", ".lock", ".used"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
 _OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
+#: Names of entries and of their locks, which are digests, and of a folder's lock and counter.
+_OURS = re.compile(r"[0-9a-f]{30,}(-\d+)?\.(arrow|chunk|lock)|room\.(lock|used)")
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,8 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     for kind in (ROWS, FOOTERS, SCHEMAS, BYTES):
         for below in () if summary.folder is None else _folders(summary.folder / kind):
             for name in _files(below):
-                if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
-                    with suppress(FileNotFoundError):
-                        os.unlink(name)
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
             remove_leftovers(below)
     return summary
 
@@ -180,8 +181,10 @@ def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _files(folder: str) -> list[str]:
+    """The files of a folder that a cache made."""
     with suppress(OSError), os.scandir(folder) as entries:
-        return [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
+        ours = (entry for entry in entries if _OURS.fullmatch(entry.name))
+        return [entry.path for entry in ours if entry.is_file(follow_symlinks=False)]
     return []
 
 
