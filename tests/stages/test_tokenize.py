@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -169,6 +170,8 @@ class TestWhereATokenizerComesFrom:
         assert column(stage, TEXTS) == slow(TEXTS)["input_ids"]
         assert stage.pad_id == slow.pad_token_id
         assert stage.padding_side == "right"
+        moved = shutil.copytree(tmp_path, tmp_path / "moved")
+        assert Tokenize(tokenizer=moved, add_eos=True).identity() == stage.identity()
 
     def test_a_directory_may_hold_a_sentencepiece_model(self, spm: Path, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.model").write_bytes(spm.read_bytes())

@@ -153,12 +153,18 @@ class Slow(TokenizerEngine):
 
     @locks.cached_property
     def _digest(self) -> str:
-        parts = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
+        options = {k: v for k, v in self._tokenizer.init_kwargs.items() if not _says_where(k)}
+        parts = [self._tokenizer.get_vocab(), options]
         content = json.dumps(parts, sort_keys=True, default=str)
         return digest(content.encode("utf-8", "surrogatepass"))
 
     def fingerprint(self) -> dict[str, Any]:
         return {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+
+
+def _says_where(option: str) -> bool:
+    """Whether an option that transformers keeps of a tokenizer tells only where it was."""
+    return option in ("name_or_path", "is_local", "local_files_only") or option.endswith("_file")
 
 
 def ids_of(rows: Any, count: int, caller: object) -> Ragged:
