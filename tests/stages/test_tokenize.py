@@ -390,6 +390,13 @@ class TestJoined:
                 assert row["input_ids"] == [*text[:4], 256]
                 assert row["labels"] == (marks if len(text) < 5 else [*marks[:4], -100])
 
+    def test_of_hundreds_of_columns_are_joined(self) -> None:
+        rows = pa.table({f"c{n}": [chr(97 + n % 26), "-"] for n in range(300)})
+        stage = Tokenize(tokenizer="bytes", concat=rows.column_names, add_eos=True)
+        assert [bytes(ids[:-1]) for ids in column(stage, rows)] == [
+            bytes(97 + n % 26 for n in range(300)), b"-" * 300
+        ]  # fmt: skip
+
     def test_specials_after_the_text_that_end_nothing_are_no_labels(self) -> None:
         rows = pa.table({"a": ["x"], "b": ["y"]})
         stage = Tokenize(tokenizer=bpe("$A <unk>"), concat=["a", "b"], labels="b")

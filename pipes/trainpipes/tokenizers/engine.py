@@ -139,7 +139,8 @@ def assemble(
         places = np.repeat(edges, np.tile([len(prefix), len(suffix)], rows))
         values = np.insert(shortened[0].values, places, np.tile(around, rows))
     else:  # of each token, the piece that it is of: those of a piece stand in the order of rows
-        numbers = np.tile(np.arange(pieces.shape[1], dtype=np.uint8), rows)
+        kind = np.min_scalar_type(pieces.shape[1])
+        numbers = np.tile(np.arange(pieces.shape[1], dtype=kind), rows)
         piece = np.repeat(numbers, pieces.reshape(-1))
         values = np.empty(len(piece), dtype=np.int32)
         parts = [np.tile(prefix, rows), *(k.values for k in shortened), np.tile(suffix, rows)]
