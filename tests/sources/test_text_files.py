@@ -230,6 +230,7 @@ def test_the_index_without_a_name_that_pandas_writes_is_dropped_or_renamed(write
     assert rows(read.drop_columns("")) == [{"x": "a"}, {"x": "b"}]
     assert rows(read.rename({"": "n"})) == [{"n": 0, "x": "a"}, {"n": 1, "x": "b"}]
     assert rows(read.select("")) == [{"": 0}, {"": 1}]
+    assert rows(read.filter([["", ">", 0]])) == [{"": 1, "x": "b"}]
     with pytest.raises(tp.SchemaError, match=r"no column ''; there are .'n', 'x'"):
         rows(read.rename({"": "n"}).drop_columns(""))
 

@@ -280,7 +280,8 @@ def text_of(expression: pc.Expression) -> str:
 
 def rows_that_match(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.bool_]:
     """For which rows an expression is true, bool ``[rows]``; raises Arrow's errors."""
-    numbered = table.append_column("", arrays.to_arrow(np.arange(len(table))))
+    name = max(table.column_names, key=len, default="") + "#"  # none that is asked for
+    numbered = table.append_column(name, arrays.to_arrow(np.arange(len(table))))
     mask = np.zeros(len(table), dtype=np.bool_)
     mask[arrays.to_numpy(filtered(numbered, expression).column(table.num_columns))] = True
     return mask
