@@ -82,6 +82,18 @@ def test_any_kind_of_sequence_will_do(rows: Any) -> None:
     np.testing.assert_array_equal(pad_sequences(rows, 2), expected)
 
 
+def test_tensors_that_numpy_does_not_take_are_padded() -> None:
+    rows = [torch.tensor([1.5], requires_grad=True), torch.ones(2, dtype=torch.bfloat16)]
+    assert pad_sequences(rows, dtype="float32").tolist() == [[0, 1.5], [1, 1]]
+
+
+def test_what_is_filled_in_may_have_the_shape_of_the_values() -> None:
+    rows = [[[3, 4], [5, 6]], [[1, 2]]]
+    for side in ("pre", "post"):
+        found = pad_sequences(rows, padding=side, value=[0, 7])
+        np.testing.assert_array_equal(found, keras(rows, 2, "int32", side, "pre", [0, 7]))
+
+
 def test_strings_go_into_objects() -> None:
     found = pad_sequences([["a"], ["bc", "d"]], dtype=object, value="")
     assert found.tolist() == [["", "a"], ["bc", "d"]]
@@ -104,6 +116,7 @@ def test_a_length_of_nothing_is_nothing() -> None:
         ([[1]], {"value": "x"}, ConfigError, "'x' is a string.*pass dtype=object"),
         ([[[1, 2]], [[3]]], {}, DataError, r"first, \(2,\), got \(1,\) .* at position 1"),
         ([[[1, 2], [3]]], {}, DataError, "at position 0 makes no array.*inhomogeneous"),
+        (["ab", "c"], {"dtype": object}, DataError, "at position 0 makes no array: it is a single"),
     ],
 )
 def test_what_it_cannot_pad_it_refuses(

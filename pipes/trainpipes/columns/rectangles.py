@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes.columns.arrays import Array, apart
+from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, DataError, shown
 
 Side = Literal["right", "left"]
@@ -65,7 +66,7 @@ class RaggedRows:
         self.mask = None if mask is None else np.dtype(mask)
         self.inner: tuple[int, ...] = self.values.shape[1:]
         #: Whether rectangles are cut as stretches, whose ends are blanked out.
-        self.plain = _is_plain(self.dtype) and _is_plain(self.values.dtype)
+        self.plain = _is_plain(self.dtype) and _is_plain(self.values.dtype) and not np.ndim(value)
         # Multiplied by 0 or 1 cells are exact as integers; floats are taken as such.
         kind = self.dtype if self.dtype.kind in "iu" else f"u{self.dtype.itemsize}"
         self.bits = np.dtype(kind) if self.plain else np.dtype(np.bool_)
@@ -362,9 +363,14 @@ def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
 
 def _array(sequence: Any, place: int, dtype: np.dtype[Any] | None) -> Array:
     try:
+        array = as_array(sequence)
         if dtype is None or dtype.kind not in "iufb":
-            return np.asarray(sequence, dtype=dtype)
-        return _cast(np.asarray(sequence), dtype)
+            array = np.asarray(array, dtype=dtype)
+        else:
+            array = _cast(np.asarray(array), dtype)
+        if not array.ndim:
+            raise TypeError("it is a single value")
+        return array
     except UNFIT as error:
         kind = "" if dtype is None else f" of {dtype}"
         raise DataError(
