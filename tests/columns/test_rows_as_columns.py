@@ -160,6 +160,24 @@ class TestTheSchema:
         assert batch["a"].shape == (9, 2, 3)
         assert batch["a"].dtype == torch.float32
 
+    @pytest.mark.parametrize("unit", ["D", "s", "ms", "us", "ns"])
+    def test_times_of_numpy_are_times(self, unit: str) -> None:
+        days = [np.datetime64(f"2020-01-0{n}", unit) for n in (1, 2)]
+        spans = [np.timedelta64(n, "s" if unit == "D" else unit) for n in (1, 2)]
+        rows = [
+            {"day": day, "span": span, "days": np.array([day, days[0]])}
+            for day, span in zip(days, spans, strict=True)
+        ]
+        rows.append({"day": None, "span": None, "days": np.array(["NaT"], days[0].dtype)})
+        table = next(iter(tp.from_dataset(rows).batch(3).collate(format="arrow")))
+        for name, values in (("day", days), ("span", spans)):
+            assert table[name].slice(0, 2).combine_chunks().equals(pa.array(np.array(values)))
+            assert table[name][2].as_py() is None
+        assert pc.list_flatten(table["days"]).take([1, 2, 4]).equals(table["day"].take([0, 1, 2]))
+        schema = pa.schema([("day", pa.date32())])
+        late = tp.from_dataset([{"day": np.datetime64("2020-01-01T05", "s")}], schema=schema)
+        assert "'day'" in str(ended_by(late))
+
     def test_a_given_one_makes_columns_at_once(self) -> None:
         fields = {"x": pa.float32(), "ids": pa.list_(pa.int8()), "late": pa.int64()}
         schema = pa.schema(fields.items())

@@ -48,6 +48,8 @@ def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
         values = [_item(value) for value in values]
         types = set(map(type, values))
     types.discard(type(None))
+    if len(types) == 1 and (code := _code_of_times(min(types), kind)):
+        return _times(np.array(values, code), kind)
     fits = _rule(kind)
     if fits is not None and not all(map(fits, types)):
         raise NoColumn
@@ -59,6 +61,22 @@ def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
     if exact and (fits is None or narrow) and not _same(array.to_pylist(), values):
         raise NoColumn
     return array
+
+
+def _code_of_times(of_values: type, kind: pa.DataType) -> str:
+    """The type code of NumPy's times where they are values of a column; else ""."""
+    if issubclass(of_values, np.timedelta64):
+        return "m8" if pa.types.is_duration(kind) else ""
+    good = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
+    return "M8" if good and issubclass(of_values, np.datetime64) else ""
+
+
+def _times(times: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    array = pa.array(times)
+    column = array.cast(kind)
+    if not column.cast(array.type).equals(array):  # Arrow drops the hours of a day
+        raise NoColumn
+    return column
 
 
 def _item(value: Any) -> Any:
@@ -153,6 +171,8 @@ def _of_array(array: Any, kind: pa.DataType, exact: bool) -> pa.Array:
             raise NoColumn
         flat = np.ascontiguousarray(array).reshape(-1, *array.shape[2:])
         return pa.FixedSizeListArray.from_arrays(_of_array(flat, kind.value_type, exact), type=kind)
+    if _code_of_times(array.dtype.type, kind):
+        return _times(array, kind)
     fits = _rule(kind)
     if fits is None or array.dtype.kind not in "biuf" or not fits(array.dtype.type):
         return column_of(array.tolist(), kind, exact)
