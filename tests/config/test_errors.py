@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,8 @@ BEGINS: dict[str, str] = {
     "a: *x": ":1: this is no YAML: found undefined alias 'x'",
     "a:\n\t- b": ":2: this is no YAML: while scanning for the next token found character '\\t'",
     "a: \x01": ":1: this is no YAML: special characters are not allowed",
+    STAGES + "- batch: {1: 8}\n": ":3: stages[1]: an option's name must be text, got 1",
+    SFT + "  2: 8\n": ":5: options: an option's name must be text, got 2",
     "a: !foo x": ":1: there is no tag '!foo'; there are !function, !pipeline",
     "a: !!set {x}": ":1: there is no tag '!!set'",
     "stages: [list_files: d, take: !!int x]": ":1: 'x' is no int: ",
@@ -165,6 +168,16 @@ def test_a_path_that_is_none_is_refused(folder: Path) -> None:
         tp.load(3)  # type: ignore[arg-type]
     with pytest.raises(tp.ConfigError, match=r"loads\(text\) must be text"):
         loads(b"a: b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"changes": [("stages[0].urls", "e")]}, r"load\(changes\) must be a dict, got 'list'"),
+    ({"changes": {5: "e"}}, "5 is no path: it is written as options.batch_size or "),
+    ({"storage_options": ["secret"]}, r"load\(storage_options\) must be a dict, got 'list'$"),
+])  # fmt: skip
+def test_options_beside_the_file_are_dicts(options: Any, said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        loads(STAGES, **options)
 
 
 def test_a_byte_order_mark_is_no_part_of_it() -> None:

@@ -77,6 +77,10 @@ def loads(
     """
     require(isinstance(text, str), "loads(text)", "text", text)
     flag(allow_imports, "load(allow_imports)")
+    for option, value in (("storage_options", storage_options), ("changes", changes)):
+        good = value is None or isinstance(value, Mapping)
+        got = type(value).__name__  # no values: secrets
+        require(good, f"load({option})", "a dict", got)
     reader = Reader(name, allow_imports, storage_options)
     root = reader.parse(text)
     for path, value in (changes or {}).items():

@@ -182,7 +182,7 @@ def path_steps(path: str) -> list[str | int]:
     >>> path_steps("stages[2].columns['a b']")
     ['stages', 2, 'columns', 'a b']
     """
-    parts = list(_STEP.finditer(path))
+    parts = list(_STEP.finditer(path)) if isinstance(path, str) else []
     if not parts or path[0] in ".[" or "".join(part[0] for part in parts) != path:
         example = "options.batch_size or stages[2].buffer_size"
         raise ConfigError(f"{shown(path)} is no path: it is written as {example}")
@@ -420,6 +420,8 @@ class Reader(Document):
             way = "tp.load(path, storage_options=...), so that credentials are in no file"
             said = f"storage_options are not part of a config: {way}"
             self.need(name != "storage_options", value, at, said)
+            said = f"an option's name must be text, got {shown(name)}"
+            self.need(isinstance(name, str), value, prefix, said)
             options[name] = self._option(value, at, kinds.get(name, []))
         takes = inspect.signature(kind).parameters
         if self.storage_options is not None and "storage_options" in takes:
