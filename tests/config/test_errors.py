@@ -44,7 +44,8 @@ BEGINS: dict[str, str] = {
     "": ":1: a config must be a mapping with recipe: or stages:, got nothing",
     "- a": ":1: a config must be a mapping with recipe: or stages:, got a list",
     "{}": ":1: a config must be a mapping",
-    "pipeline:\n- take: 3\n2: x\n": ":1: a config must be a mapping with recipe: or stages:, got the keys 'pipeline', 2",
+    "pipeline:\n- take: 3\n2: x\n": ":1: a config must be a mapping with recipe: or stages:, got the "
+    "keys 'pipeline', 2",
     "stages: []": ":1: a config must have a recipe or some stages",
     "stages: {a: b}": ":1: stages: stages must be a list, got a mapping",
     "recipe: sft\nstagess: []\n": ":2: stagess: there is no 'stagess' in a config (did you mean 'stages'?)",

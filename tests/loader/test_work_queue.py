@@ -543,7 +543,9 @@ def test_loaders_that_leave_items_out_are_refused() -> None:
 
 @pytest.mark.parametrize("copy_of", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
 def test_one_cannot_be_copied(copy_of: Any) -> None:
-    with pytest.raises(TypeError, match=r"begin one in each process that reads, WorkQueue\(loader\)"):
+    with pytest.raises(
+        TypeError, match=r"begin one in each process that reads, WorkQueue\(loader\)"
+    ):
         copy_of(queue_of(rows()))
 
 

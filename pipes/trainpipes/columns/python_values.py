@@ -48,7 +48,7 @@ def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
         values = [_item(value) for value in values]
         types = set(map(type, values))
     types.discard(type(None))
-    if len(types) == 1 and (code := _code_of_times(min(types), kind)):
+    if len(types) == 1 and (code := _code_of_times(next(iter(types)), kind)):
         return _times(np.array(values, code), kind)
     fits = _rule(kind)
     if fits is not None and not all(map(fits, types)):

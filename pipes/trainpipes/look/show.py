@@ -211,7 +211,8 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     """
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     if isinstance(item, pa.Table | pa.RecordBatch):
-        view = _view(item.slice(0, min(rows, item.num_rows)).to_pylist(), KnownIds(), "batch", is_batch=True, rows=rows)
+        some = item.slice(0, min(rows, item.num_rows)).to_pylist()
+        view = _view(some, KnownIds(), "batch", is_batch=True, rows=rows)
         count = item.num_columns
         kind = f"{type(item).__name__} of {count:,} column{'s' * (count != 1)}"
         return Preview([dataclasses.replace(view, kind=kind, rows=item.num_rows)])

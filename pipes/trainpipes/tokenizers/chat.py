@@ -190,7 +190,9 @@ def _in_loss(spans: Spans, messages: Messages) -> Spans:
     if len(trained) != len(spans):
         said = f"the template marks {len(spans)} parts in {len(trained)} messages of the assistant"
         way = 'leave "weight" and "train" out with map(), or mark each message once in template=...'
-        raise DataError(f"the parts of messages that are not in the loss are not found: {said}: {way}")
+        raise DataError(
+            f"the parts of messages that are not in the loss are not found: {said}: {way}"
+        )
     return [span for span, is_trained in zip(spans, trained, strict=True) if is_trained]
 
 
