@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "checked",
     "conversations",
     "problem",
+    "shared_start",
     "to_messages",
 ]
 
@@ -160,7 +162,7 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
 
 
 class SplitPrompt(tp.RowStage):
-    """Rows with the messages that two columns share at their start in a third."""
+    """Rows with the messages that two columns share at their start in a third; of texts the words."""
 
     thread_safe = True
 
@@ -169,11 +171,29 @@ class SplitPrompt(tp.RowStage):
     prompt: str
 
     def apply(self, row: Any) -> Any:
-        chosen, rejected = (list(row[name] or []) for name in (self.chosen, self.rejected))
-        most = max(min(len(chosen), len(rejected)) - 1, 0)
-        shared = next((n for n in range(most) if chosen[n] != rejected[n]), most)
-        responses = {self.chosen: chosen[shared:], self.rejected: rejected[shared:]}
-        return {**row, self.prompt: chosen[:shared], **responses}
+        columns = {name: row[name] for name in (self.chosen, self.rejected)}
+        shared = shared_start(*(value or "" for value in columns.values()))
+        there = next((value for value in columns.values() if value is not None), None)
+        rest = {name: value and value[shared:] for name, value in columns.items()}
+        return {**row, self.prompt: there and there[:shared], **rest}
+
+
+def shared_start(chosen: Any, rejected: Any) -> int:
+    """How many messages two conversations share at their start, but for the last of the shorter one; of
+    texts, how many letters of whole words.
+
+    >>> text = "Human: 1 + 1? Assistant: "
+    >>> text[: shared_start(text + "Two.", text + "Three.")]
+    'Human: 1 + 1? Assistant:'
+    """
+    shared, most = 0, max(min(len(chosen), len(rejected)) - 1, 0)
+    while shared < most:
+        middle = (shared + most + 1) // 2
+        same = chosen[shared:middle] == rejected[shared:middle]
+        shared, most = (middle, most) if same else (shared, middle - 1)
+    if not isinstance(chosen, str):
+        return shared
+    return len(re.sub(r"\s", " ", chosen[:shared]).rpartition(" ")[0].rstrip())
 
 
 def to_messages(

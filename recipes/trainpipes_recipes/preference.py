@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
@@ -10,6 +10,7 @@ from trainpipes_recipes.chats import (
     SplitPrompt,
     checked,
     conversations,
+    shared_start,
     to_messages,
 )
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError, documented
@@ -62,7 +63,8 @@ def preference(
     Args:
         tokenizer: for texts as in ``tokenize``; for conversations as in ``chat``.
         prompt: column of the model's input; by default the first of prompt, question, instruction,
-            input and query. Conversations that start with the prompt need none.
+            input and query. Where both responses start with the prompt, whole conversations or texts of
+            dialogues, none is needed: what they share is the prompt.
         chosen: column of the better response; by default it and ``rejected`` are the first pair of
             ``trainpipes_recipes.inputs.PREFERENCES``.
         rejected: column of the worse response.
@@ -95,11 +97,14 @@ def preference(
             said = f"preference: column {names[0]!r} holds texts or lists of messages"
             raise SchemaError(f"{said}, got {first!r:.80}")
         are_texts = not isinstance(first, list)
-        if are_texts:
+        common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
+        if are_texts and not common and prompt is None and _share_a_start(data, names):
+            prompt = "shared prompt"
+            rows = data.rows(names).then(SplitPrompt(*names, prompt))
+        elif are_texts:
             (prompt,) = data.find({"prompt": prompt}, PROMPTS)
             rows = data.prompted(prompt, None, [prompt, *names])
         else:
-            common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
             prompt = next((n for n in common if not isinstance(data.first(n), str)), prompt)
             text = prompt or next(iter(common), None)
             assert isinstance(first, list)
@@ -136,3 +141,9 @@ def preference(
         mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
         columns={f"{side}_labels": {"value": -100} for side in SIDES},
     )
+
+
+def _share_a_start(data: Input, names: Sequence[str]) -> bool:
+    """Whether the first two texts begin with the same words, as Anthropic's dialogues do."""
+    chosen, rejected = map(data.first, names)
+    return isinstance(rejected, str) and shared_start(chosen or "", rejected) > 0

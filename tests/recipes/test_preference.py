@@ -15,6 +15,7 @@ from torch import Tensor
 import trainpipes as tp
 from chats import Message, small_tokenizer
 from trainpipes_recipes import preference
+from trainpipes_recipes.chats import SplitPrompt
 
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
@@ -231,3 +232,43 @@ def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
     told = [None, [ASK, ANSWER]]
     rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
     assert len(list(preference(rows, small_tokenizer(), on_error="skip", **ONE))) == 1
+
+
+def test_texts_that_start_with_the_prompt_need_no_column_of_it() -> None:
+    """As Anthropic's dialogues do: what both share, up to a whole word, is the prompt."""
+    asked = "\n\nHuman: Name a fruit.\n\nAssistant:"
+    whole = [
+        {"chosen": f"{asked} An apple, {k}.", "rejected": f"{asked} No, {k}."} for k in range(3)
+    ]
+    apart = [{side: row[side][len(asked) :] for side in SIDES} | {"prompt": asked} for row in whole]
+    options: dict[str, Any] = {"batch_size": 3, "num_shards": 1, "train": False}
+    found, wanted = (
+        next(iter(preference(tp.from_dataset(rows), "bytes", **options))) for rows in (whole, apart)
+    )
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    in_arrow = tp.from_arrow(pa.Table.from_pylist(whole))
+    again = next(iter(preference(in_arrow, "bytes", **options)))
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.parametrize(("chosen", "rejected", "prompt"), [
+    ("Q: a?\n\nA: be", "Q: a?\n\nA: bee", "Q: a?\n\nA:"),
+    ("Q: a b", "Q: a b", "Q: a"),
+    ("Q: a\n\n b", "Q: a\n\n c", "Q: a"),
+    ("one", "other", ""),
+    ("", "a b", ""),
+    (None, "a b", ""),
+])  # fmt: skip
+def test_what_two_texts_share_are_whole_words(chosen: Any, rejected: Any, prompt: str) -> None:
+    (row,) = tp.from_dataset([{"a": chosen, "b": rejected}]).then(SplitPrompt("a", "b", "p"))
+    assert row["p"] == prompt
+    assert (row["a"], row["b"]) == tuple(
+        text and text[len(prompt) :] for text in (chosen, rejected)
+    )
+
+
+def test_texts_that_share_nothing_need_a_prompt() -> None:
+    rows = tp.from_dataset([{"chosen": "one", "rejected": "other"}])
+    with pytest.raises(tp.SchemaError, match="no column found for the prompt"):
+        preference(rows, "bytes", **ONE)
