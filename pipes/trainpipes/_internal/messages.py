@@ -119,6 +119,10 @@ ELSEWHERE = {
     **dict.fromkeys(("header", "head", "limit"), ".take(n)"),
     "first": ".peek()",
     **dict.fromkeys(("collect", "to_list", "to_pylist", "take_all"), "list(pipe)"),
+    **dict.fromkeys(("to_pandas", "to_polars", "to_df"), "DataFrame(list(pipe))"),
+    "pipe": "fn(pipe)",
+    "push_to_hub": ".write_parquet(folder), whose files the Hub takes",
+    "flatten": ".flat_map(list), of lists; of structs .map(fn)",
     **dict.fromkeys(
         ("columns", "column_names", "features", "schema"), ".explain(), which has columns"
     ),
