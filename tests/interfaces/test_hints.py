@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from trainpipes._internal.messages import ELSEWHERE as NAMES
+from trainpipes._internal.messages import OF_LOADERS
 from trainpipes.interfaces.options import ELSEWHERE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -209,6 +210,30 @@ def test_what_is_named_in_their_place_is_there() -> None:
         for place, name in re.findall(r"(tp)?\.(\w+)", here):
             if name not in ("Table", "from_pandas", "table"):
                 assert hasattr(tp if place else tp.Pipeline, name), here
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("sampler", r"another one in every epoch by itself; loader.set_epoch\(n\)"),
+    ("dataset", "loader.pipeline; for the number of rows"),
+    ("batch_size", r"an option of .batch\(\)"),
+    ("save", r"state_dict\(\) and load_state_dict"),
+    ("nonsense", "'nonsense'$"),
+])  # fmt: skip
+def test_attributes_of_a_data_loader_lead_to_ours(name: str, said: str) -> None:
+    loader = tp.Loader(rows().batch(2))
+    assert not hasattr(loader, name)  # as frameworks ask
+    with pytest.raises(
+        AttributeError, match=f"'Loader' object has no attribute '{name}'.*{said}|{said}"
+    ):
+        getattr(loader, name)
+
+
+def test_what_is_named_in_place_of_a_loaders_is_there() -> None:
+    loader = tp.Loader(rows().batch(2))
+    assert not [name for name in OF_LOADERS if hasattr(loader, name)]
+    for here in OF_LOADERS.values():
+        for name in re.findall(r"loader\.(\w+)", here):
+            assert hasattr(loader, name), here
 
 
 class Fixed:

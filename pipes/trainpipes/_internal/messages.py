@@ -184,6 +184,23 @@ ELSEWHERE = {
 }
 
 
+#: What attributes of a ``DataLoader`` are at a ``Loader``.
+OF_LOADERS = {
+    **dict.fromkeys(
+        ("sampler", "batch_sampler"),
+        "the order of the pipeline, another one in every epoch by itself; loader.set_epoch(n) chooses it",
+    ),
+    "dataset": "loader.pipeline; for the number of rows count those of the batches as they come",
+    **dict.fromkeys(("batch_size", "drop_last"), "an option of .batch() in loader.pipeline"),
+    "collate_fn": ".collate(fn) or .pad_collate() in loader.pipeline",
+    "next": "next(iter(loader)), or loader.peek(), which does not move it on",
+    "epoch": 'loader.metrics()["data/epoch"]',
+    "reset": "loader.set_epoch(n)",
+    **dict.fromkeys(("save", "load", "state"), "state_dict() and load_state_dict(state)"),
+    **dict.fromkeys(("skip", "skip_batches", "skip_first_batches"), "load_state_dict(state)"),
+}
+
+
 def renamed(name: str, names: Sequence[str]) -> str:
     """What a name of another library is here, or the nearest of our ``names``.
 

@@ -17,6 +17,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import copied, flag, require, whole_number, wrong
+from trainpipes._internal.messages import OF_LOADERS
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
@@ -262,9 +263,9 @@ class Loader:
 
         def __getattr__(self, name: str) -> Any:
             refuse_prepared_by_ray()
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name
-            )
+            hint = f" (here that is {OF_LOADERS[name]})" if name in OF_LOADERS else ""
+            said = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(said, name=name)
 
     def __iter__(self) -> EpochIterator:
         return self._begin_pass(self._step)
