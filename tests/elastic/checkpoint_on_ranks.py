@@ -136,7 +136,7 @@ def _read_in(name: str, mesh: DeviceMesh, rank: int) -> dict[str, Any]:
     loader = tp.Loader(PIPELINES["filtered"]().distributed(mesh=mesh))
     batches = iter(loader)
     given = [digest(next(batches)) for _ in range(20)]
-    state = loader.gather_state()
+    state = loader.gather_state(timeout=float("inf"))
     given += [digest(batch) for batch in batches]
     return {"mesh": name, "rank": rank, "given": given, "state": state}
 

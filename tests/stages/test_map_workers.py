@@ -323,6 +323,12 @@ def test_a_slow_function_is_no_hang() -> None:
     assert [row["x"] for row in pipe] == list(range(30))
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e9])
+def test_a_call_may_take_any_time(timeout: float) -> None:
+    pipe = source(3).map(fn.plain, num_workers=1, method="process", timeout=timeout)
+    assert [row["x"] for row in pipe] == list(range(3))
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

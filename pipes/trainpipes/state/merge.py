@@ -173,7 +173,7 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
 #: Seconds that a rank waits for the others.
 TIMEOUT = 300.0
 #: How often Ctrl-C is looked for.
-TICK = timedelta(seconds=1)
+TICK = 1.0
 #: A rank that gives up takes this from the count: more than there are ranks.
 GIVEN_UP = 1 << 40
 #: What was decided of an attempt.
@@ -226,7 +226,7 @@ def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         try:
-            store.wait([f"{place}/decision"], min(TICK, timedelta(seconds=max(left, 0.001))))
+            store.wait([f"{place}/decision"], timedelta(seconds=max(0.001, min(left, TICK))))
         except dist.DistStoreError:
             continue
         break

@@ -375,6 +375,10 @@ def process_pool(
     return WorkerPool(call, workers, worker, timeout, idle)
 
 
+#: Seconds that a system can wait; a longer timeout is no end.
+LONGEST = 2_000_000
+
+
 class ProcessWorker:
     """One worker process.
 
@@ -394,7 +398,7 @@ class ProcessWorker:
         self._number, self._said = number, said
         self._context = context
         self._payload = payload
-        self._timeout = timeout
+        self._timeout = timeout if timeout is not None and timeout < LONGEST else None
         self._place = context.RawArray("q", Place())
         self._process: Any = None
         self._exit_code: int | None = None
