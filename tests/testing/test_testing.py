@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -265,6 +266,20 @@ def test_digests_tell_types_shapes_and_bytes_apart():
     ]  # fmt: skip
     assert len({digest(item) for item in items}) == len(items)
     assert digest({"a": torch.zeros(3)}) == digest({"a": torch.zeros(3)})
+
+
+@dataclass
+class Ids:
+    input_ids: torch.Tensor
+
+
+def test_objects_hold_the_tensors_they_show():
+    assert digest(Ids(torch.arange(9)[2:4])) == digest(Ids(torch.tensor([2, 3])))
+    assert digest(Ids(torch.tensor([2, 4]))) != digest(Ids(torch.tensor([2, 3])))
+    pipe = tp.from_dataset([{"input_ids": [*range(n % 5 + 1)]} for n in range(30)])
+    check_resume(
+        pipe.batch(2).pad_collate().map(lambda b: Ids(b["input_ids"])), processes=0, epochs=2
+    )
 
 
 def test_an_epoch_in_the_middle_may_give_nothing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import math
 import multiprocessing
@@ -81,7 +82,20 @@ def _add(item: Any, parts: list[bytes]) -> None:
     elif isinstance(item, bool | int | float | str | bytes):
         parts.append(repr(item).encode())
     else:
-        parts.append(pickle.dumps(item))
+        held = io.BytesIO()
+        _Pickler(held).dump(item)
+        parts.append(held.getvalue())
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors without the memory around them, of which they may be views."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        parts: list[bytes] = []
+        _add(value, parts)
+        return bytes, (b"".join(parts),)
 
 
 def difference(item: Any, other: Any) -> str:
