@@ -268,6 +268,27 @@ def test_digests_tell_types_shapes_and_bytes_apart():
     assert digest({"a": torch.zeros(3)}) == digest({"a": torch.zeros(3)})
 
 
+@pytest.mark.parametrize(
+    ("item", "other", "said"),
+    [
+        ([1, 23], [12, 3], "row 0 is 1 instead of 12"),
+        ([1, 11], [11, 1], "row 0 is 1 instead of 11"),
+        ([{"x": 1}, {"x": 11}], [{"x": 11}, {"x": 1}], "row 0, column 'x' is 1 instead of 11"),
+        ({1: 23}, {12: 3}, "it has [1] instead of [12]"),
+        ([1, 23], [1, 23], ""),
+    ],
+)
+def test_numbers_of_the_same_digits_differ(item, other, said):
+    assert testing.difference(item, other) == said
+
+
+def test_rows_of_the_same_digits_in_another_order_are_found():
+    calls = iter(range(99))
+    pipe = tp.from_dataset([1, 11]).batch(2).map(lambda b: b if next(calls) < 3 else b[::-1])
+    with fails("row 0 is 11 instead of 1"):
+        check_resume(pipe, processes=0)
+
+
 @dataclass
 class Ids:
     input_ids: torch.Tensor

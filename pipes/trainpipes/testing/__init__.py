@@ -39,15 +39,20 @@ QUOTED = 40
 
 def digest(item: Any) -> str:
     """A short hash of an item's dtypes, shapes, bytes, keys, strings and numbers."""
-    return digest_and_size(item)[0]
+    return hashlib.sha256(b"".join(_parts(item))).hexdigest()[:16]
 
 
 def digest_and_size(item: Any) -> tuple[str, int]:
-    """The digest of an item, and about how many bytes it holds."""
+    """A digest that also tells where each value ends, and about how many bytes the item holds."""
+    parts = _parts(item)
+    held, ends = b"".join(parts), repr([*map(len, parts)]).encode()
+    return hashlib.sha256(held + ends).hexdigest()[:16], len(held)
+
+
+def _parts(item: Any) -> list[bytes]:
     parts: list[bytes] = []
     _add(item, parts)
-    held = b"".join(parts)
-    return hashlib.sha256(held).hexdigest()[:16], len(held)
+    return parts
 
 
 #: What is written as Python does it.
@@ -75,7 +80,7 @@ def _add(item: Any, parts: list[bytes]) -> None:
     elif isinstance(item, list | tuple | np.ndarray):
         parts.append(f"{type(item).__name__} {len(item)}".encode())
         if PLAIN.issuperset(map(type, item)):
-            parts.append("".join(map(repr, item)).encode())
+            parts += map(str.encode, map(repr, item))
             return
         for value in item:
             _add(value, parts)
@@ -90,12 +95,10 @@ def _add(item: Any, parts: list[bytes]) -> None:
 class _Pickler(pickle.Pickler):
     """Pickles tensors without the memory around them, of which they may be views."""
 
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
             return NotImplemented
-        parts: list[bytes] = []
-        _add(value, parts)
-        return bytes, (b"".join(parts),)
+        return bytes, (b"".join(_parts(obj)),)
 
 
 def difference(item: Any, other: Any) -> str:
@@ -108,7 +111,7 @@ def difference(item: Any, other: Any) -> str:
 
 
 def _difference(item: Any, other: Any, where: str) -> str:
-    if digest(item) == digest(other):
+    if digest_and_size(item) == digest_and_size(other):
         return ""
     here = where or "it"
     if type(item) is not type(other):
@@ -124,12 +127,13 @@ def _difference(item: Any, other: Any, where: str) -> str:
     if isinstance(item, Mapping):
         if list(item) != list(other):
             return f"{here} has {shown(list(item))} instead of {shown(list(other))}"
-        name = next(name for name in item if digest(item[name]) != digest(other[name]))
+        name = next(n for n in item if digest_and_size(item[n]) != digest_and_size(other[n]))
         return _difference(item[name], other[name], f"{where}, column {name!r}".removeprefix(", "))
     if isinstance(item, list | tuple | np.ndarray):
         if len(item) != len(other):
             return f"{here} has the length {len(item)} instead of {len(other)}"
-        place = next(n for n, part in enumerate(item) if digest(part) != digest(other[n]))
+        pairs = enumerate(zip(item, other, strict=True))
+        place = next(n for n, (a, b) in pairs if digest_and_size(a) != digest_and_size(b))
         where = f"{where} at [{place}]" if where else f"row {place}"
         return _difference(item[place], other[place], where)
     return f"{here} is {shown(item, QUOTED)} instead of {shown(other, QUOTED)}"
@@ -296,7 +300,7 @@ class _Epoch:
     def item(self, number: int) -> Any:
         """An item as it was; None where it was not kept, or was changed since."""
         item = self.kept.get(number)
-        return item if digest(item) == self.items[number] else None
+        return item if digest_and_size(item)[0] == self.items[number] else None
 
 
 def _maker(subject: Any) -> Callable[[], Subject]:
