@@ -148,6 +148,14 @@ def test_nulls_among_floats_and_texts_have_a_place() -> None:
     assert np.isnan(found[1]["f"])
 
 
+def test_intervals_are_python_values() -> None:
+    spans = pa.array([pa.MonthDayNano([1, 2, 3]), None])
+    table = pa.table({"s": spans, "l": pa.ListArray.from_arrays([0, 1, 2], spans)})
+    for format in ("numpy", "torch"):
+        (batch,) = tp.from_arrow(table).batch(2).collate(format=format)
+        assert {name: list(values) for name, values in batch.items()} == table.to_pydict()
+
+
 def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
     def masked(columns: Any) -> Any:
         flat = np.ma.masked_array(columns["x"], columns["x"] == 1)

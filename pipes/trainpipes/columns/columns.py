@@ -99,7 +99,8 @@ def _holds_records(kind: pa.DataType) -> bool:
         if is_.is_struct(kind) or is_.is_map(kind) or is_.is_union(kind):
             return True
         kind = kind.value_type
-    return isinstance(kind, pa.JsonType)
+    # Of intervals Arrow (26) makes no array: the process would end.
+    return isinstance(kind, pa.JsonType) or bool(is_.is_interval(kind))
 
 
 def _leaf(array: pa.Array) -> pa.Array:
