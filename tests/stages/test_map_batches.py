@@ -148,6 +148,13 @@ def test_nulls_among_floats_and_texts_have_a_place() -> None:
     assert np.isnan(found[1]["f"])
 
 
+def test_a_row_that_makes_no_columns_is_named_once() -> None:
+    table = pa.table({"m": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))})
+    with pytest.raises(tp.SchemaError) as caught:
+        list(tp.from_arrow(table).map_batches(lambda c: c, format="numpy"))
+    assert str(caught.value).count("(at row 0)") == 1
+
+
 def test_intervals_are_python_values() -> None:
     spans = pa.array([pa.MonthDayNano([1, 2, 3]), None])
     table = pa.table({"s": spans, "l": pa.ListArray.from_arrays([0, 1, 2], spans)})

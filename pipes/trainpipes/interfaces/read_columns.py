@@ -125,8 +125,9 @@ def say_where(error: Exception, place_of: Callable[[int], Place]) -> None:
         error.row = place.row if error.row is None else error.row
         error.stage = error.stage or stage
         error.source = error.source or place.source
-        if row is not None:
-            error.message = f"{error.message} (at {place})"
+        where = f" (at {place})"  # an error of looking for types has it already
+        if row is not None and not error.message.endswith(where):
+            error.message += where
     else:
         error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
     del error._trainpipes
