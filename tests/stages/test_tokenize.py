@@ -555,9 +555,15 @@ class TestRefusals:
         [
             (lambda texts: [[1]], "got 1 for 2 texts"),
             (lambda texts: [1, 2], "gives a list of ids"),
-            (lambda texts: [[1], ["x"]], "got values such as"),
+            (lambda texts: [[1], ["x"]], "got values such as 'x'"),
+            (lambda texts: [[1, None], [2]], "got values such as None"),
+            (lambda texts: [[[1], [2]], [[3]]], r"got values such as \[1\]"),
+            (lambda texts: [[[1]], [[2, 3]]], "got setting an array element"),
+            (lambda texts: [[True], [False]], "got values such as True"),
             (lambda texts: [[1.5], [2]], "got values such as 1.5"),
             (lambda texts: [[2**31], [1]], "of 32 bits, got 2147483648"),
+            (lambda texts: [[2**31], [2**31]], "of 32 bits, got 2147483648"),
+            (lambda texts: [[-(2**31) - 1], [1]], "of 32 bits, got -2147483649"),
         ],
     )
     def test_a_function_that_gives_no_ids(self, function: Any, message: str) -> None:

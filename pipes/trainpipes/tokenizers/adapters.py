@@ -167,6 +167,9 @@ def _says_where(option: str) -> bool:
     return option in ("name_or_path", "is_local", "local_files_only") or option.endswith("_file")
 
 
+INTEGERS = (int, np.integer)
+
+
 def ids_of(rows: Any, count: int, caller: object) -> Ragged:
     """What a function returned, if it is a list of ids for each text."""
     rule = f"the tokenizer {caller} gives a list of ids for each text"
@@ -179,13 +182,20 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
         raise errors.DataError(f"{rule}, got {len(rows)} for {count} texts")
     some = [row for row in rows if len(row)]  # an empty array may be of floats
     arrays = some and all(isinstance(row, np.ndarray) for row in some)
-    values = np.concatenate(some) if arrays else np.array(list(chain.from_iterable(some)))
+    each = [] if arrays else list(chain.from_iterable(some))
+    try:
+        values = np.concatenate(some) if arrays else np.array(each)
+    except ValueError as error:  # lists within lists
+        raise errors.DataError(f"{rule}, got {error}") from error
     if values.size:
         if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise errors.DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
-        most = max(abs(int(values.max())), abs(int(values.min()) + 1))
-        if most > np.iinfo(np.int32).max:
-            raise errors.DataError(f"{rule}, of 32 bits, got {most}")
+            each = each or values.tolist()
+            odd = next((v for v in each if type(v) is bool or not isinstance(v, INTEGERS)), each[0])
+            raise errors.DataError(f"{rule}, got values such as {errors.shown(odd)}")
+        least, most = int(values.min()), int(values.max())
+        if most > np.iinfo(np.int32).max or least < np.iinfo(np.int32).min:
+            got = least if -least > most else most
+            raise errors.DataError(f"{rule}, of 32 bits, got {got}")
     return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)
 
 
