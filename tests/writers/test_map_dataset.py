@@ -50,6 +50,20 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_is_made_for_it_is_for_all_users_as_the_file_is(tmp_path):
+    before = os.umask(0o022)
+    try:
+        pipeline().to_map_dataset(tmp_path / "new" / "folder" / "rows.arrow")
+    finally:
+        os.umask(before)
+    made = (
+        tmp_path / "new" / "folder" / "rows.arrow",
+        tmp_path / "new" / "folder",
+        tmp_path / "new",
+    )
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o644, 0o755, 0o755]
+
+
 def test_it_stands_before_batch_and_repeat(tmp_path):
     with pytest.raises(tp.ConfigError, match=r"call it before batch\(\), .*, got batch\(2\)"):
         pipeline().batch(2).to_map_dataset(tmp_path / "rows.arrow")

@@ -83,9 +83,10 @@ def make_file(
 
 def _make_folder(folder: Path, private: bool = True) -> None:
     """Make a folder. The folder above a cache keeps other users out: it must be owned by this user."""
+    mode = 0o700 if private else 0o777
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     for above in (top.parent, top):
-        os.makedirs(above, 0o700, exist_ok=True)
+        os.makedirs(above, mode, exist_ok=True)
     root, status, user = os.lstat(top.parent), os.lstat(top), cache.owner()
     said = ""
     if stat.S_ISLNK(root.st_mode) and root.st_uid not in (user, 0):
@@ -96,7 +97,7 @@ def _make_folder(folder: Path, private: bool = True) -> None:
         said = f"user {status.st_uid} owns {top}"
     if private and user is not None and said:
         raise NotOwnError(errno.EPERM, said, str(top))
-    os.makedirs(folder, 0o700, exist_ok=True)
+    os.makedirs(folder, mode, exist_ok=True)
 
 
 @contextmanager
