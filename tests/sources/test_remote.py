@@ -81,6 +81,14 @@ def test_columns_read_in_turn_are_fetched_together_and_little_is_held(remote, mo
     assert max(rounds) <= 8000
 
 
+def test_a_file_of_unknown_size_that_a_row_names_is_fetched_whole(monkeypatch):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/sizeless", DATA)
+    monkeypatch.setattr(type(memory), "size", lambda system, path: None)
+    with systems.open_named("memory://sizeless", whole=False) as file:
+        assert file.read() == DATA
+
+
 def test_a_file_that_a_row_names_keeps_few_blocks_wherever_it_is_read(monkeypatch):
     monkeypatch.setattr(systems, "BLOCK", 100)
     monkeypatch.setattr(systems, "MOST", 800)

@@ -280,7 +280,14 @@ def test_a_batch_has_a_row_less_for_one_that_cannot_be_decoded() -> None:
 
 def test_missing_files_and_nulls_are_left_out_if_asked(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(encoded(tone(0.1)))
-    names = ["a.wav", "gone.wav", None, "."]
+    names = [
+        "a.wav",
+        "gone.wav",
+        None,
+        ".",
+        "a\0b",
+        "UklGR" * 99,
+    ]  # the last one is no path, but base64
     rows = tp.from_arrow(pa.table({"audio": names})).decode_audio(folder=tmp_path)
     with pytest.raises(
         tp.errors.UnreadableError, match=r"gone.wav: No such file or directory.*row 1"
@@ -293,7 +300,8 @@ def test_missing_files_and_nulls_are_left_out_if_asked(tmp_path: Path) -> None:
     assert len(list(kept)) == 1
     (listed,) = (tmp_path / "bad").iterdir()
     lines = [json.loads(line) for line in listed.read_text().splitlines()]
-    assert [line["row"] for line in lines] == [1, 2, 3]
+    assert [line["row"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["error"][-13:] for line in lines[3:]] == ["it is no path"] * 2
     with pytest.raises(
         tp.errors.SchemaError, match="bytes of files, or their paths or URLs, got 3"
     ):

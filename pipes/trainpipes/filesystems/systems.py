@@ -154,9 +154,9 @@ class RangedFile(FileByParts):
     Libraries in C drop the error of a read: it gives no more bytes from then on, and ``check`` raises it.
     """
 
-    def __init__(self, system: Any, path: str, requests: Requests) -> None:
+    def __init__(self, system: Any, path: str, requests: Requests, size: int) -> None:
         self._system, self._path, self._requests = system, path, requests
-        super().__init__(int(self._requests.call(system, "size", path)))
+        super().__init__(size)
         self._blocks: dict[int, bytes] = {}  # by number, those that were read last at the end
         self._follows, self._ahead = (
             0,
@@ -217,9 +217,16 @@ def open_named(
     system, path = open_system(name, options or {}, retry)
     if not is_local(system):
         requests = Requests(retry, cure_of(caller))
-        if whole:
+        size = None if whole else requests.call(system, "size", path)
+        if size is None:  # some servers do not say
             return io.BytesIO(requests.call(system, "cat_file", path))
-        return cast(BinaryIO, RangedFile(system, path, requests))
-    if not stat.S_ISREG(os.stat(path).st_mode):
+        return cast(BinaryIO, RangedFile(system, path, requests, int(size)))
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", errno.ENAMETOOLONG) != errno.ENAMETOOLONG:
+            raise
+        raise FileNotFoundError(errno.ENOENT, "it is no path", path) from None
+    if not stat.S_ISREG(mode):
         raise FileNotFoundError(errno.ENOENT, "it is no file", path)
     return Path(path).open("rb")
