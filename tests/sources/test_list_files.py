@@ -413,6 +413,16 @@ def test_options_of_the_wrong_kind_are_refused_at_once(options, message):
         ListFiles(urls=[])
 
 
+def test_an_archive_that_is_not_there_or_is_none_is_named(tmp_path):
+    with pytest.raises(MissingFilesError, match=r"'zip://\*::.*' cannot be opened: .*gone\.zip"):
+        ListFiles(urls=f"zip://*::{tmp_path}/gone.zip").files()
+    (tmp_path / "a.zip").write_text("no archive")
+    with pytest.raises(
+        tp.errors.UnreadableError, match=r"cannot be opened: BadZipFile: .*address right"
+    ):
+        ListFiles(urls=f"zip://*::{tmp_path}/a.zip").files()
+
+
 def test_an_unknown_protocol_is_named_with_its_nearest():
     with pytest.raises(
         ConfigError,

@@ -22,7 +22,7 @@ from fsspec.registry import known_implementations
 
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.messages import clean, nearest
-from trainpipes.errors import ConfigError, MissingExtraError
+from trainpipes.errors import ConfigError, MissingExtraError, MissingFilesError, UnreadableError
 from trainpipes.filesystems.request import try_once
 from trainpipes.filesystems.retry import NORMAL, Requests, Retry, cure_of
 
@@ -83,6 +83,13 @@ def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> 
                 "known once it is registered by fsspec.register_implementation()"
             )
         raise ConfigError(said) from clean(error)
+    except FileNotFoundError as error:
+        said = f"{url!r} cannot be opened: there is no file {error}; check the address"
+        raise MissingFilesError(said, path=url) from clean(error)
+    except Exception as error:  # of any library, as for an archive that is none
+        way = "is the address right, and are credentials given (environment, or storage_options={...})?"
+        said = f"{url!r} cannot be opened: {type(error).__name__}: {error}; {way}"
+        raise UnreadableError(said, path=url) from clean(error)
     if type(system) is CachingFileSystem:
         raise ConfigError(
             f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
