@@ -198,6 +198,12 @@ def test_every_row_of_a_span_is_dealt_to_exactly_one_of_its_shards(layout, epoch
         assert sorted(rows) == list(range(stop - start))
 
 
+def test_a_batch_that_is_to_hold_all_rows_takes_no_more_memory_than_they():
+    layout = Layout(rows=10, batch_size=2**62, num_shards=4, window_rows=3)
+    dealt_to = [dealt(layout, 0, j, 0) for j in range(4)]
+    assert [sorted(rows) for rows in dealt_to] == [list(range(10)), [], [], []]
+
+
 @examples(200)
 @given(layouts(), st.data())
 def test_rows_that_a_filter_left_are_dealt_to_exactly_one_shard_too(layout, data):

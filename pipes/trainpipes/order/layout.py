@@ -414,6 +414,9 @@ def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntAr
     """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's; row 0 is the
     ``first`` of all.
     """
+    if size > rows:  # as of a batch that is to hold all rows
+        chunk = (first + np.arange(rows, dtype=np.int64)) // size
+        return np.flatnonzero(chunk % sharers == sharer).astype(np.int64, copy=False)
     low, high = first // size, (first + rows - 1) // size
     chunks = np.arange(low + (sharer - low) % sharers, high + 1, sharers, dtype=np.int64)
     positions: IntArray = (chunks[:, None] * size + np.arange(-first, size - first)).ravel()
