@@ -100,7 +100,7 @@ def preference(
         common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
         if are_texts and not common and prompt is None and _share_a_start(data, names):
             prompt = "shared prompt"
-            rows = data.rows(names).then(SplitPrompt(*names, prompt))
+            rows = data.rows(names).then(SplitPrompt(names[0], names[1], prompt))
         elif are_texts:
             (prompt,) = data.find({"prompt": prompt}, PROMPTS)
             rows = data.prompted(prompt, None, [prompt, *names])
