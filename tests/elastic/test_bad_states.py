@@ -172,6 +172,8 @@ def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
     others = SimpleNamespace(mesh_dim_names=("dp",), mesh=torch.tensor([1, 2]), get_rank=lambda: 0)
     with refused(tp.ConfigError, "a mesh of this process, got one of ranks [1, 2] in rank 0"):
         filtered().distributed(mesh=others)  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match=r"must be a DeviceMesh, got 'dp'; write mesh\['dp'\]"):
+        filtered().distributed(mesh="dp")  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -301,6 +301,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "batches where rows should be": (
         lambda: tp.from_dataset([1]).shuffle(sampler=td.BatchSampler([0], 1, False)), "sampler of rows"
     ),
+    "rows where batches should be": (
+        lambda: tp.from_dataset([1], batch_sampler=td.RandomSampler([1])), "a BatchSampler for batch_sampler="
+    ),
     "batches of batches": (
         lambda: tp.from_dataset([1], batch_sampler=[[0]]).batch(2), r"leave out batch\(2\)"
     ),

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from trainpipes.errors import ConfigError, TopologyError
+from trainpipes.errors import ConfigError, TopologyError, shown
 
 #: Usual names of dimensions whose processes need the same batches.
 SAME_BATCHES = frozenset({"tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence"})
@@ -54,6 +54,11 @@ def data_parallel() -> tuple[int, int]:
 
 def in_mesh(mesh: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
     """Rank and world size among the processes of a ``DeviceMesh``, and their global ranks."""
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise ConfigError(
+            f"distributed(mesh) must be a DeviceMesh, got {shown(mesh)}; write mesh['dp'], the part of "
+            "init_device_mesh(...) that is data parallel"
+        )
     names = tuple(mesh.mesh_dim_names or ())
     if any(name in SAME_BATCHES for name in names):
         parallel = [name for name in names if name not in SAME_BATCHES] or ["dp"]

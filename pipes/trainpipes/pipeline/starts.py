@@ -19,6 +19,7 @@ from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.samplers.torch_samplers import OF_ROWS
 from trainpipes.sources.concat import Concat, Zip
 from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.sources.files.list_files import ListFiles
@@ -114,7 +115,8 @@ def from_dataset(
     ours = sampler if batch_sampler is None else batch_sampler
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("from_dataset(...) must have a sampler or a batch_sampler, got both")
-    if isinstance(batch_sampler, RowSampler) or isinstance(sampler, BatchSampler):
+    gives_rows = isinstance(batch_sampler, RowSampler) or type(batch_sampler) in OF_ROWS
+    if gives_rows or isinstance(sampler, BatchSampler):
         rule = "a BatchSampler for batch_sampler=, one of rows for sampler="
         raise wrong("from_dataset(sampler)", rule, ours)
     if isinstance(ours, BatchSampler):

@@ -22,6 +22,8 @@ FEW = 256
 SEQUENCES = (Sequence, np.ndarray, torch.Tensor)
 #: Those whose draws come from their ``generator`` alone.
 WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
+#: Torch's own that give a key at a time.
+OF_ROWS = (*WITH_GENERATOR, data.SequentialSampler, data.DistributedSampler)
 
 
 class TorchOrder:
@@ -78,8 +80,7 @@ def draws_globally(sampler: Any) -> bool:
     """Whether a sampler may draw from torch's global generator: any but torch's own, ours and sequences."""
     if type(sampler) in (data.BatchSampler, samplers.BatchSampler):
         return draws_globally(sampler.sampler)
-    safe = (*WITH_GENERATOR, data.SequentialSampler, data.DistributedSampler)
-    known = type(sampler) in safe or type(sampler).__module__.startswith("trainpipes.")
+    known = type(sampler) in OF_ROWS or type(sampler).__module__.startswith("trainpipes.")
     return not known and not isinstance(sampler, SEQUENCES)
 
 
