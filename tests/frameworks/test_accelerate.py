@@ -141,6 +141,12 @@ def numbered(
     return dealt.batch(batch_size).collate(format="torch")
 
 
+def ragged(rows: int) -> tp.Pipeline:
+    table = pa.table({"items": [[n] * (n % 3 + 1) for n in range(rows)]})
+    dealt = tp.from_arrow(table).sharding_filter(4, tail="uneven")
+    return dealt.batch(2).collate(ragged="offsets")
+
+
 def check_metrics(
     accelerator: Accelerator, batches: Any, rows: int, steps: int, epoch: int
 ) -> None:
@@ -254,6 +260,7 @@ BAD_USES: list[tuple[Callable[[tp.Pipeline, Accelerator], Any], list[str]]] = [
      ["counted in advance", "even_batches=False"]),
     (lambda _, by: list(loader(numbered(40, "uneven").map(lambda batch: {"name": "x"}), by)),
      ["pad_collate()"]),
+    (lambda _, by: list(loader(ragged(7), by)), ["on each rank for collate(ragged=", "got [2, 1]; let"]),
     (lambda _, by: loader(tp.from_dataset([{"x": 1}]), by), ["got single rows", ".batch(32).pad_collate()"]),
 ]  # fmt: skip
 
@@ -265,6 +272,7 @@ def test_bad_uses_are_told_what_to_write() -> None:
         with pytest.raises((tp.ConfigError, tp.StateError)) as told:
             use(pipeline("counted"), accelerator)
         assert all(part in str(told.value) for part in parts), str(told.value)
+    assert [len(batch["items_offsets"]) for batch in loader(ragged(8), accelerator)] == [2, 2]
 
 
 @pytest.mark.ranks(2)

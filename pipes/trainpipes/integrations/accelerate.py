@@ -170,8 +170,12 @@ class AccelerateLoader(DataLoaderStateMixin):
         rule = "of full batches on the first ranks (rows of each)"
         way = "resume an evaluation on as many processes, or start it anew"
         require(good, "the last step", rule, rows, way)
+        batch = before if batch is None else batch
+        rule = "of as many rows on each rank for collate(ragged=...), whose rows cannot be repeated"
+        way = "let ranks end apart by DataLoaderConfiguration(even_batches=False)"
+        require(len({*rows}) == 1 or not _offsets_in(batch), "the last step", rule, rows, way)
         self.remainder = 0 if total == most * len(rows) else total
-        return _filled(before if batch is None else batch, most)
+        return _filled(batch, most)
 
     @property
     def dataset(self) -> NoReturn:
@@ -209,7 +213,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 
 def _rows_in(batch: Any) -> int:
-    """Rows of a batch, by its first tensor, array or list."""
+    """Rows of a batch, by its first tensor, array or list, or by offsets of lists."""
     counts: list[int] = []
 
     def note(part: Any) -> Any:
@@ -218,11 +222,17 @@ def _rows_in(batch: Any) -> int:
         counts.append(len(part))
         return part
 
-    map_tensors(batch, note)
+    map_tensors(_offsets_in(batch) or batch, note)
     rule = "of tensors, arrays or lists of rows"
     way = "end the pipeline with pad_collate() or collate()"
     require(counts, "a batch that is filled up", rule, batch, way)
     return counts[0]
+
+
+def _offsets_in(batch: Any) -> dict[str, Any]:
+    """Where the rows of lists begin, as ``collate(ragged=...)`` has it beside their numbers."""
+    names = [f"{name}_offsets" for name in batch] if isinstance(batch, Mapping) else []
+    return {name: batch[name] for name in names if name in batch}
 
 
 def _filled(batch: Any, rows: int) -> Any:
