@@ -116,6 +116,13 @@ def test_rows_leave_out_turns_of_shards_that_have_ended_and_batches_that_are_ski
         assert given_rows > 200
 
 
+def test_rows_are_not_known_where_each_pass_is_the_same_epoch() -> None:
+    loader = tp.Loader(tp.from_dataset(range(10)).batch(5), epoch=3)
+    assert "data/rows" not in loader.metrics(), "30, before the first row"
+    list(loader)
+    assert "data/rows" not in loader.metrics()
+
+
 def test_rows_are_not_known_where_ranks_end_apart() -> None:
     rows = tp.from_dataset(range(200)).sharding_filter(6, tail="uneven")
     full = rows.filter(lambda x: x % 3 > 0).batch(5, drop_last=True)

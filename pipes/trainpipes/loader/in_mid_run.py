@@ -57,7 +57,7 @@ class Meter:
         }
         last, world_size = iteration.last, iteration.ranks()[1]
         rows = _rows(plan, position, world_size, world_size if last is None else last.step)
-        if rows is not None:
+        if rows is not None and iteration.passes.fixed is None:  # else passes are not known
             numbers["rows"] = rows
             packing = [stage for stage in plan.chain.after if isinstance(stage, Pack)]
             if packing:
