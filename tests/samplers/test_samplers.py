@@ -390,6 +390,8 @@ def test_a_state_of_another_sampler_is_refused():
     state = iter(RandomSampler(10, seed=1)).state_dict()
     with pytest.raises(tp.StateError, match="seed"):
         iter(RandomSampler(10, seed=2)).load_state_dict(state)
+    with pytest.raises(tp.StateError, match=r"of the sampler \[\], and this is"):
+        iter(RandomSampler(10)).load_state_dict([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -154,10 +154,9 @@ class Draws(Iterator[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state was taken, also of another number of replicas."""
-        if state.get("of") != self._of:
-            raise StateError(
-                f"this state is of the sampler {state.get('of')}, and this is {self._of}"
-            )
+        of = state.get("of") if isinstance(state, dict) else state
+        if of != self._of:
+            raise StateError(f"this state is of the sampler {of}, and this is {self._of}")
         self._epoch, self._at = int(state["epoch"]), int(state["position"])
         self._sampler._epoch = self._epoch + 1
         self._held, self._next = [], 0
