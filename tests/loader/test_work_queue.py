@@ -273,7 +273,7 @@ def test_a_value_that_is_missing_names_no_row(name: Any) -> None:
     assert [work.item["x"] for work in taken(queue, 2)] == [1, 2]
 
 
-@pytest.mark.parametrize("timeout", ["5", -1, float("nan")])
+@pytest.mark.parametrize("timeout", ["5", -1, float("nan"), 10**400])
 def test_a_timeout_that_is_no_time_is_refused(timeout: Any) -> None:
     queue = queue_of(rows())
     with pytest.raises(

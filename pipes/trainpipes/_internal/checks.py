@@ -84,9 +84,12 @@ def fraction(value: Any, option: str) -> float:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is a number that is neither infinite nor NaN."""
+    """Whether a value is a number that a float holds, neither infinite nor NaN."""
     number = _is_int(value) or isinstance(value, float | np.floating)
-    return number and bool(np.isfinite(float(value)))
+    try:
+        return number and bool(np.isfinite(float(value)))
+    except OverflowError:
+        return False
 
 
 def checked_schema(value: Any, option: str) -> pa.Schema | None:
