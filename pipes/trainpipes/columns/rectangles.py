@@ -363,7 +363,7 @@ def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
 
 def _array(sequence: Any, place: int, dtype: np.dtype[Any] | None) -> Array:
     try:
-        array = as_array(sequence)
+        array: Array = as_array(sequence)
         if dtype is None or dtype.kind not in "iufb":
             array = np.asarray(array, dtype=dtype)
         else:
