@@ -222,10 +222,9 @@ def test_what_is_named_in_their_place_is_there() -> None:
 def test_attributes_of_a_data_loader_lead_to_ours(name: str, said: str) -> None:
     loader = tp.Loader(rows().batch(2))
     assert not hasattr(loader, name)  # as frameworks ask
-    with pytest.raises(
-        AttributeError, match=f"'Loader' object has no attribute '{name}'.*{said}|{said}"
-    ):
+    with pytest.raises(AttributeError, match=said) as caught:
         getattr(loader, name)
+    assert str(caught.value).startswith(f"'Loader' object has no attribute '{name}'")
 
 
 def test_what_is_named_in_place_of_a_loaders_is_there() -> None:

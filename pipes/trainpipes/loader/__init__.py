@@ -302,9 +302,9 @@ class Loader:
 
             ``data/rows``: of the batches of all ranks in all epochs, where that follows from the
             position, also after a resume: where batches are counted, but for later epochs of a folder that
-            grows; and within an epoch, or an endless one, where all are full. With another batch size,
-            number of ranks or size of ``steps`` in epochs before, about so many; where batches are not
-            counted, all are taken to have the present size, also those before
+            grows; and within an epoch, or an endless one, where all are full. Not with ``epoch=``. With
+            another batch size, number of ranks or size of ``steps`` in epochs before, about so many; where
+            batches are not counted, all are taken to have the present size, also those before
             ``allow_changes=["batch_size"]``. ``data/tokens``: of these rows, where ``pack`` makes them:
             ``max_length`` each, padding included. ``data/mix/NAME``: the share of a source of a mix that
             holds now, where no schedule changes it.

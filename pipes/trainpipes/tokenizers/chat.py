@@ -201,7 +201,7 @@ def is_in_loss(message: Mapping[str, Any]) -> bool:
     weight = message.get("weight")
     if weight not in (None, 0, 1):
         raise DataError(f'the "weight" of a message is 0 or 1, got {weight!r:.80}')
-    return weight != 0 and message.get("train") is not False
+    return 0 not in (weight, message.get("train"))
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
