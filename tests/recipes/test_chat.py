@@ -348,7 +348,9 @@ def test_a_prompt_that_is_text_is_refused_with_what_to_use() -> None:
     ("template", "turn"), [(None, "{}<|im_end|>"), (TOOLS, "{}"), (UNMARKED, "a:{}|")],
     ids=["own", "marked", "unmarked"],
 )  # fmt: skip
-@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train": 0}], ids=str)
+@pytest.mark.parametrize(
+    "off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train": 0}], ids=str
+)
 def test_a_message_may_stay_out_of_the_loss(
     template: str | None, turn: str, off: dict[str, Any]
 ) -> None:
