@@ -312,7 +312,7 @@ def test_tensors_as_they_come(tmp_path: Path) -> None:
     table = pa.table({"input_ids": [[n] * 50 for n in range(4000)]})
     pq.write_table(table, tmp_path / "ids.parquet", row_group_size=1000)
     pipe = tp.read_parquet(str(tmp_path)).sharding_filter(2).shuffle(1000).batch(8).pad_collate()
-    for tries in range(30):  # on a busy machine, one of eight may say little of the others
+    for _ in range(30):  # on a busy machine, one of eight may say little of the others
         loader = tp.Loader(pipe.repeat(3), threads=0)
         with tp.profile(loader) as run:
             assert all(isinstance(batch["input_ids"], torch.Tensor) for batch in loader)
@@ -320,7 +320,8 @@ def test_tensors_as_they_come(tmp_path: Path) -> None:
         of_all = stage_seconds(run.to_dict(), "") / run.measured.seconds
         if of_waiting > 0.1 and of_all < 1.3:
             break
-    assert tries < 29, (of_waiting, of_all)
+    assert of_waiting > 0.1
+    assert of_all < 1.3
 
 
 def test_a_run_without_batches_is_printed_too() -> None:
