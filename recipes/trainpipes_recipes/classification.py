@@ -9,6 +9,7 @@ import torch
 
 from trainpipes import BatchStage, DataError, Pipeline
 from trainpipes_recipes.class_lists import ClassLists
+from trainpipes_recipes.folders import texts_in_folders
 from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
@@ -50,6 +51,8 @@ def classification(
     steps, or ask ``Loader(pipe).estimate_len()``.
 
     Args:
+        files: a folder with a folder of .txt files for each class, a text in each; files of any format with
+            a column of classes; or a pipeline of rows.
         text: column of the text; by default the first of text, content, document, body, sentence
             and review, or with ``text_pair`` left out too, the first pair of
             ``trainpipes_recipes.inputs.TEXT_PAIRS``.
@@ -73,6 +76,9 @@ def classification(
     (tensor([1, 1, 0]), {0: 1, 1: 2})
     """
     data = Input("classification", files, storage_options)
+    if data.is_text:
+        data = Input("classification", texts_in_folders("classification", files, storage_options))
+        label = label or "class"
     (label,) = data.find({"label": label}, LABELS)
     ready = data.tokenized(
         tokenizer, ["input_ids", label], named=[text, text_pair], on_error=on_error,

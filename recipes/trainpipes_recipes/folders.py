@@ -1,4 +1,4 @@
-"""Videos in folders, a folder for each class; paths that begin at the folder of their file.
+"""Videos and texts in folders, a folder for each class; paths that begin at the folder of their file.
 
 >>> in_folders("mine", ["a.parquet"], None) is None
 True
@@ -6,6 +6,7 @@ True
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes import MissingFilesError, Pipeline, from_arrow
+from trainpipes import DataError, MissingFilesError, Pipeline, from_arrow, list_files
 from trainpipes.columns.arrays import is_text, one_chunk
 from trainpipes.columns.run import Run
 from trainpipes.filesystems.systems import open_system
@@ -21,7 +22,7 @@ from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.folders import has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
 
-__all__ = ["OwnFolders", "folder_of", "in_folders"]
+__all__ = ["OwnFolders", "folder_of", "in_folders", "texts_in_folders"]
 
 #: How names of videos end.
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
@@ -63,6 +64,48 @@ def in_folders(
     kinds = [name.partition("/")[0] for name in names]
     table = pa.table({"video": pa.array(names, pa.string()), "label": pa.array(kinds, pa.string())})
     return from_arrow(table), os.fspath(files), sorted({*kinds})
+
+
+def texts_in_folders(
+    recipe: str, files: Any, storage_options: Mapping[str, Any] | None
+) -> Pipeline:
+    """A row for each text file: "path", "text", and "class", the name of the folder of its class. Of a
+    folder, the .txt files in its folders.
+    """
+    wanted = files
+    if isinstance(files, str | os.PathLike):
+        path = os.fspath(files)
+        if folder_of(path, storage_options) == path:
+            wanted = f"{glob.escape(path.rstrip('/'))}/*/**/*.txt"
+        elif not has_magic(path):
+            wanted = []
+    try:
+        listed = list_files(wanted, suffix=".txt", storage_options=storage_options)
+        next(iter(listed.distributed(rank=0, world_size=1)))
+    except MissingFilesError:
+        way = "put each class into a folder of its own, or give files with a column of classes"
+        said = f"{recipe}: {files} has no .txt files in folders: {way}"
+        raise MissingFilesError(said) from None
+    texts = listed.read_bytes(labels="folder").with_columns(
+        _texts, format="arrow", thread_safe=True
+    )
+    return texts.select("path", "text", "class")
+
+
+def _texts(table: pa.Table) -> dict[str, Any]:
+    contents = table["bytes"]
+    try:
+        texts = contents.cast(pa.string())
+    except pa.ArrowInvalid:
+        for path, content in zip(table["path"].to_pylist(), contents.to_pylist(), strict=True):
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                way = "write it as UTF-8, or leave it out"
+                raise DataError(f"{path} is no text in UTF-8: {error.reason}: {way}") from None
+        raise
+    marked = pc.starts_with(texts, "\ufeff")
+    return {"text": pc.if_else(marked, pc.utf8_slice_codeunits(texts, 1), texts)}
 
 
 class OwnFolders(RunStage, takes="columns", asks_inputs=True):

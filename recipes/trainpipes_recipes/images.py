@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
+from trainpipes_recipes.folders import OwnFolders, folder_of
 from trainpipes_recipes.inputs import LABELS, Input, OnBadRow, documented
 
 __all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
@@ -16,7 +18,10 @@ __all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
 #: Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: Common names of columns, the first that is there is taken.
-PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels")
+PICTURES = (
+    "image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels", "image_path", "path",
+    "file_name", "filename", "image_id",
+)  # fmt: skip
 CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
 
@@ -44,6 +49,7 @@ def images(
     seed: int = 0,
     num_shards: int = 24,
     drop_last: bool = True,
+    folder: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Batches of pictures and their classes, for training or evaluating a classifier.
@@ -59,10 +65,11 @@ def images(
 
     Args:
         files: a folder with a folder of pictures for each class; files of any format (tar archives,
-            Parquet with bytes or images, a folder that ``write_memmap`` wrote, ...); or a pipeline
-            of rows.
-        image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``; by default the
-            first of image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels.
+            Parquet with bytes or images, a CSV with paths, a folder that ``write_memmap`` wrote,
+            ...); or a pipeline of rows.
+        image: column of the pictures, as bytes, paths, URLs, or arrays uint8 ``[C, H, W]``; by
+            default the first of image, img, picture, photo, jpg, jpeg, png, webp, bytes, pixels,
+            path and a few more.
         label: column of the classes, numbers or names; by default the first of label, labels,
             class, category, target and a few more. Folders are numbered in the order of their
             names.
@@ -83,6 +90,8 @@ def images(
         min_size: decode large JPEG files faster, at a smaller size: see ``decode_image``.
         on_error: for pictures that cannot be decoded: "raise"; or "skip" and log how many.
         seed: for the order of rows and the augmentations.
+        folder: that paths are relative to; by default the folder of ``files``; of a list, or of a
+            pattern of several folders, that of each row's file.
 
     Raises:
         UnreadableError: a picture cannot be decoded.
@@ -105,11 +114,20 @@ def images(
     # Python's rows stay as they are: pictures of different sizes make no column.
     rows = data.rows(None if isinstance(files, Pipeline) else [image, label])
 
-    first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
-    encoded = not isinstance(first[image], np.ndarray | Tensor)
+    first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})[image]
+    first = data.first(image) if first is None else first
+    content = first.get("bytes") if isinstance(first, Mapping) else first
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
-    if encoded:
-        rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
+    if content is None or isinstance(content, str):
+        if folder is None and isinstance(files, str | os.PathLike):
+            folder = folder_of(os.fspath(files), storage_options)
+        if folder is None and not isinstance(files, Pipeline):
+            rows = rows.then(OwnFolders(image))
+    if not isinstance(first, np.ndarray | Tensor):
+        rows = rows.decode_image(
+            image, output_column=image, on_error=on_error, min_size=min_size, folder=folder or None,
+            storage_options=storage_options,
+        )  # fmt: skip
     if not train:
         rows = rows.resize(resize or size * 8 // 7, column=image).center_crop(size, column=image)
     elif transform is not None:

@@ -214,6 +214,11 @@ class Input:
         urls = self._data if isinstance(self._data, list | tuple) else [self._data]
         return one_reader(list(map(os.fspath, urls)), self._storage_options, self.recipe)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is files of text alone, without columns."""
+        return not isinstance(self._data, tp.Pipeline) and self._reader == "read_text"
+
     # Columns
 
     def find(
@@ -257,8 +262,19 @@ class Input:
             if recipe != self.recipe and set(names) <= set(self.columns)
         ), "")  # fmt: skip
         said = f"no column found for the {subject}; the columns are {self.columns}, and names tried were"
-        way = f"{other}name one by {lines}"
+        way = f"{other}name one by {lines}{self._of_csv()}"
         return tp.SchemaError(f"{self.recipe}: {said} {tried}: {way}", stage=self.recipe)
+
+    def _of_csv(self) -> str:
+        """What to do where the names of columns are those of no header."""
+        if isinstance(self._data, tp.Pipeline) or self._reader != "read_csv":
+            return ""
+        if mark := next((c for c in "|\t;" if any(c in name for name in self.columns)), ""):
+            return f"; or, if {mark!r} parts the cells, give trainpipes.read_csv(files, delimiter={mark!r})"
+        if any(name.replace(".", "", 1).isdecimal() for name in self.columns):
+            way = "give trainpipes.read_csv(files, column_names=[...])"
+            return f"; or, if the first line is a row, and no header, {way}"
+        return ""
 
     def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
         """The column of a text, or two of a pair; see ``find``."""

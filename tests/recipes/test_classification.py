@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import trainpipes as tp
+from resuming import check_resume
 from trainpipes_recipes import classification
 
 #: Made rows: texts of several lengths, about animals or about food.
@@ -238,3 +240,72 @@ def test_lists_of_both_classes_or_of_one_are_lists_of_classes() -> None:
 def test_integers_below_0_are_numbered_by_classes() -> None:
     batch = in_order([{"text": "a", "label": -1}, {"text": "b", "label": 1}], classes=[-1, 1])
     assert batch["labels"].tolist() == [0, 1]
+
+
+# Folders
+
+
+def reviews(folder: Path, count: int = 12) -> Path:
+    """As of IMDb: a text in each file, a folder for each class, and other files beside them."""
+    for kind in ("pos", "neg"):
+        (folder / kind / "more").mkdir(parents=True)
+        for n in range(count):
+            name = f"{kind}/more/{n}.txt" if n % 2 else f"{kind}/{n}.txt"
+            (folder / name).write_text(f"{kind} {n:02}" + "\n!" * n, encoding="utf-8")
+        (folder / f"urls_{kind}.txt").write_text("http://there\n")
+    (folder / "labels.feat").write_text("1:2")
+    return folder
+
+
+def test_a_folder_for_each_class_gives_each_text_with_its_class(tmp_path: Path) -> None:
+    folder = reviews(tmp_path / "a[1]")
+    (folder / "pos/bom.txt").write_bytes(b"\xef\xbb\xbfpos with a mark")
+    pipe = classification(folder, "bytes", train=False, batch_size=5, num_shards=1)
+    seen = []
+    for batch in pipe:
+        for ids, label in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            seen.append((bytes(i for i in ids if i < 256).rstrip(b"\0").decode(), label))
+    texts = [f"{kind} {n:02}" + "\n!" * n for kind in ("pos", "neg") for n in range(12)]
+    expected = [(text, int(text.startswith("pos"))) for text in [*texts, "pos with a mark"]]
+    assert sorted(seen) == sorted(expected)
+    other = classification(folder, "bytes", batch_size=5, classes=["pos", "neg"], num_shards=1)
+    assert other.stats(0, labels="labels").labels["labels"] == {0: 13, 1: 12}
+    globbed = classification(f"{tmp_path}/a[[]1]/*/*.txt", "bytes", batch_size=13, num_shards=1)
+    assert globbed.peek()["labels"].sum() == 7
+    check_resume(classification(folder, "bytes", **SMALL))
+
+
+def test_a_shuffle_reads_the_texts_of_the_first_batches_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = reviews(tmp_path / "a", 400), []
+    pipe = classification(
+        folder, "bytes", classes=["neg", "pos"], batch_size=4, num_shards=1, num_buckets=None
+    )
+    opening = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *a, **k: opened.append(path) or opening(path, *a, **k)
+    )
+    next(iter(pipe))
+    assert len([path for path in opened if str(path).endswith(".txt")]) <= 400
+
+
+@pytest.mark.parametrize("shape", ["a file", "a flat folder", "no text"])
+def test_texts_in_no_folders_have_no_classes(shape: str, tmp_path: Path) -> None:
+    for name in {"a file": ["a.txt"], "a flat folder": ["a/1.txt"], "no text": ["a/1.md"]}[shape]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    place = tmp_path / ("a.txt" if shape == "a file" else "a")
+    with pytest.raises(
+        tp.MissingFilesError, match=r"has no \.txt files in folders: put each class"
+    ):
+        classification(place, "bytes")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = reviews(tmp_path / "a")
+    (folder / "pos/3.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(
+        tp.DataError, match=r"pos/3\.txt is no text in UTF-8: .*: write it as UTF-8"
+    ):
+        list(classification(folder, "bytes", **SMALL))

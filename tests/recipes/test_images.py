@@ -259,3 +259,39 @@ def test_classes_say_the_numbers_of_folders(tmp_path: Path) -> None:
     assert images(tmp_path, **options).peek()["labels"].tolist() == [0, 1, 2]
     with pytest.raises(tp.DataError, match="'10', which is no class"):
         images(tmp_path, **options, classes=["a", "b", "cat"]).peek()
+
+
+@pytest.mark.parametrize("column", ["image", "file_name", "image_id", "path"])
+def test_a_table_of_paths_gives_its_pictures(column: str, tmp_path: Path) -> None:
+    in_folders(tmp_path)
+    names = [f"{CLASSES[label]}/{n:02}.png" for n, label in enumerate(LABELS)]
+    lines = [f"{name},{label}\n" for name, label in zip(names, LABELS, strict=True)]
+    (tmp_path / "train.csv").write_text(f"{column},label\n" + "".join(lines))
+    (tmp_path / "pictures/beside.csv").write_text(f"{column},label\n" + "".join(lines))
+    options: dict[str, Any] = {**SMALL, "train": False, "normalize": False, "resize": SIDE}
+    for files, folder in [
+        (tmp_path / "train.csv", tmp_path / "pictures"),
+        (tmp_path / "pictures/beside.csv", None),
+        ([tmp_path / "pictures/beside.csv"], None),
+        (tp.read_csv(str(tmp_path / "train.csv")), str(tmp_path / "pictures")),
+    ]:
+        batches = list(images(files, folder=folder, **options))
+        pixels = torch.cat([batch["images"] for batch in batches])
+        labels = torch.cat([batch["labels"] for batch in batches])
+        order = [digest(picture) for picture in pixels]
+        expected = {digest(torch.from_numpy(p)): n for p, n in zip(PIXELS, LABELS, strict=True)}
+        assert dict(zip(order, labels.tolist(), strict=True)) == expected
+    with pytest.raises(tp.errors.UnreadableError, match=f"in {tmp_path}, where paths begin"):
+        images(tmp_path / "train.csv", **options).peek()
+
+
+def test_structs_with_paths_alone_begin_at_their_file(tmp_path: Path) -> None:
+    in_folders(tmp_path)
+    names = [f"{CLASSES[label]}/{n:02}.png" for n, label in enumerate(LABELS)]
+    table = pa.table(
+        {"image": [None, *({"bytes": None, "path": name} for name in names)], "label": [0, *LABELS]}
+    )
+    pq.write_table(table, tmp_path / "pictures/a.parquet")
+    for files in (tmp_path / "pictures/a.parquet", [tmp_path / "pictures/a.parquet"]):
+        pipe = images(files, on_error="skip", **SMALL)
+        assert sum(len(batch["labels"]) for batch in pipe) >= COUNT - 4

@@ -248,6 +248,33 @@ def test_the_reader_of_most_files_is_named(tmp_path: Path) -> None:
         sft(tmp_path, "bytes")
 
 
+def test_a_file_of_a_format_that_no_reader_knows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").touch()
+    with pytest.raises(tp.ConfigError, match=r"a\.h5 for none of these: .*read_files\(fn\)"):
+        sft(tmp_path / "a.h5", "bytes")
+    (tmp_path / "a.csv").write_text("text\n1")
+    files = [tmp_path / "a.h5", tmp_path / "a.csv"]
+    with pytest.raises(
+        tp.ConfigError, match=r"a\.h5 for none of these, .*a\.csv for read_csv: name"
+    ):
+        sft(files, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        ("3,title,and text\n", "first line is a row, and no header, give .* column_names="),
+        ("LJ001|in being\n", r"'\|' parts the cells, give .*delimiter='\|'"),
+        ("1\t2\n", r"'\\t' parts the cells, give .*delimiter='\\t'"),
+        ("stars,words\n", "name one by label=...$"),
+    ],
+)
+def test_names_of_columns_that_are_a_row_are_told_of(text: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text * 3)
+    with pytest.raises(tp.SchemaError, match=way):
+        tp.recipe("classification", tmp_path / "a.csv", "bytes")
+
+
 def test_each_ending_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "x.foo").touch()
     with pytest.raises(tp.MissingFilesError) as error:

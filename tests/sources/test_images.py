@@ -141,6 +141,33 @@ def test_a_folder_without_images_is_said_to_be_no_class(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_files_of_every_kind_have_the_classes_of_their_folders(tmp_path):
+    folder = tree(tmp_path, ["yes/a.wav", "no/b.wav", "no/c.txt"])
+    rows = list(tp.list_files(folder).read_bytes(labels="folder"))
+    assert short(rows, folder) == ["no/b.wav", "no/c.txt", "yes/a.wav"]
+    assert [(row["class"], row["label"]) for row in rows] == [("no", 0), ("no", 0), ("yes", 1)]
+    assert rows[0]["bytes"] == b"content of no/b.wav"
+    assert set(next(iter(tp.list_files(folder).read_bytes()))) == {"path", "bytes"}
+    (folder / "notes").touch()
+    with pytest.raises(tp.ConfigError, match=r"read_bytes\('folder'\): .*/notes lies in no folder"):
+        list(tp.list_files(folder).read_bytes(labels="folder"))
+
+
+def test_a_pattern_may_name_a_folder_with_brackets(tmp_path):
+    folder = tree(tmp_path / "v[1]", ["yes/a.png", "no/b.png"])
+    rows = list(tp.read_images(f"{tmp_path}/v[[]1]/*/*.png"))
+    assert [(row["class"], row["label"]) for row in rows] == [("no", 0), ("yes", 1)]
+    assert short(rows, folder) == ["no/b.png", "yes/a.png"]
+
+
+def test_a_csv_may_name_files_without_their_ends(tmp_path):
+    tree(tmp_path, ["train/a.b.jpg", "train/7.png", "train/8.png"])
+    (tmp_path / "train.csv").write_text("id,breed\n8,pug\n7,poodle\na.b,boxer\n")
+    rows = list(tp.list_files(tmp_path / "train").read_images(labels=tmp_path / "train.csv"))
+    assert short(rows, tmp_path) == ["train/7.png", "train/8.png", "train/a.b.jpg"]
+    assert [row["breed"] for row in rows] == ["poodle", "pug", "boxer"]
+
+
 def test_classes_on_a_server_are_the_same(tmp_path):
     tree(tmp_path, NAMES)
     memory = fsspec.filesystem("memory")
@@ -200,7 +227,7 @@ def test_names_in_a_csv_are_whole_or_below_a_folder(content, server, tmp_path):
     [
         ("file_name,x\na.png,1\n", tp.SchemaError, r"no row for .*b\.png"),
         ("file_name,x\na.png,1\na.png,2\nb.png,3\n", tp.SchemaError, r"two rows for 'a\.png'"),
-        ("picture,x\na.png,1\n", tp.SchemaError, "needs a column with the images' names"),
+        ("picture,x\na.png,1\n", tp.SchemaError, "needs a column with the files' names"),
         ("file_name,bytes\na.png,1\nb.png,2\n", tp.SchemaError, "rename it"),
         ("file_name,path\na.png,1\nb.png,2\n", tp.SchemaError, "a column 'path'.*rename it"),
         ("file_name,x\na.png,1\nb.png\n", tp.UnreadableError, "cannot be read as CSV"),

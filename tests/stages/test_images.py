@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -146,10 +147,65 @@ def test_bytes_may_stand_in_structs_as_datasets_of_hugging_face_have_them() -> N
     (row,) = tp.from_arrow(table).decode_image("image")
     assert (row["image"] == PIXELS.transpose(2, 0, 1)).all()
     assert row["label"] == 4
-    with pytest.raises(tp.errors.UnreadableError, match=r"no bytes, but a path: .* by map\(\)"):
-        decode({"bytes": None, "path": "x"})
     with pytest.raises(tp.errors.UnreadableError, match="it is null"):
         decode({"bytes": None, "path": None})
+
+
+def test_paths_and_urls_are_read_where_the_folder_says(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(file_of(RGB))
+    with fsspec.open("memory://paths/b.png", "wb") as file:
+        file.write(file_of(RGB))
+    values = [
+        "a.png",
+        f"{tmp_path}/a.png",
+        "memory://paths/b.png",
+        {"bytes": None, "path": "a.png"},
+    ]
+    for value in [*values, values[:2]]:
+        image = decode(value, folder=tmp_path)
+        for pixels in image if isinstance(image, list) else [image]:
+            assert (pixels == PIXELS.transpose(2, 0, 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "said"),
+    [
+        ("b.png", {}, "b.png: No such file or directory in the folder where the program runs, where"),
+        ("b.png", {"folder": "there"}, "in there, where paths begin unless folder= names another"),
+        ("/none/b.png", {"folder": "there"}, "/none/b.png: No such file or directory; fix it"),
+        ("", {}, "it is empty"),
+        ("/9j/4AAQ" * 1000, {}, r"\(8,000 characters\): it is no path; map\(\) makes bytes of base64"),
+    ],
+)  # fmt: skip
+def test_a_path_without_a_picture_says_where_it_was_looked_for(
+    value: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(tp.errors.UnreadableError, match=said) as caught:
+        decode(value, **options)
+    assert len(str(caught.value)) < 400
+    rows = tp.from_dataset([{"bytes": value}, {"bytes": file_of(RGB)}])
+    assert len(list(rows.decode_image(on_error="skip", **options))) == 1
+
+
+def test_pictures_by_their_paths_resume_exactly_and_a_folder_may_move(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        for n in range(12):
+            (tmp_path / name / f"{n}.png").write_bytes(file_of(RGB.rotate(n)))
+    rows = tp.from_dataset([{"bytes": f"{n}.png"} for n in range(12)])
+    rows = rows.sharding_filter(2).shuffle(4, seed=1)
+
+    def pipe(folder: str) -> tp.Pipeline:
+        return rows.decode_image(folder=tmp_path / folder).random_crop(8).batch(2).collate()
+
+    check_resume(pipe("old"))
+    loader = tp.Loader(pipe("old"))
+    batches = iter(loader)
+    next(batches)
+    state, rest = loader.state_dict(), [digest(batch) for batch in batches]
+    moved = tp.Loader(pipe("new"))
+    moved.load_state_dict(state)
+    assert [digest(batch) for batch in moved] == rest
 
 
 BROKEN = {

@@ -77,7 +77,8 @@ class ReadCsv(TextReader):
         for name in ("delimiter", "quote"):
             value = self.options[name]
             good = value is None or _is_mark(value)
-            self._require(good, name, "one ASCII character that ends no line, or None")
+            rule = "one ASCII character that ends no line, or None (a map() of read_text() splits by more)"
+            self._require(good, name, rule)
         other = self.quote is None or self.quote not in (self.delimiter or ",\t")
         self._require(other, "quote", "another character than the delimiter")
         self._set(null_values=tuple(self.null_values))

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY
 from functools import cache as once
 from functools import partial
 from itertools import islice, pairwise, repeat
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -179,10 +179,14 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
     files in tar archives, for ``read_webdataset``.
 
     Args:
+        labels: "folder" adds classes by the names of folders, a path the columns of a CSV; see
+            ``read_images``.
         block_rows: files in a block (a shuffle permutes blocks first).
         storage_options: more options of fsspec; never shown or saved.
 
     Raises:
+        ConfigError: a file lies in no folder of a class.
+        SchemaError: the CSV has no row for a file, or several.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
@@ -193,12 +197,62 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
     [b'a.bina.bin', b'b.binb.bin']
     """
 
+    free = frozenset({"labels"})
+    #: Of the files that a folder stands for; None for those of the reader's name.
+    suffixes: ClassVar[tuple[str, ...] | None] = ("",)
+
+    labels: str | os.PathLike[str] | None = None
     _: KW_ONLY
     block_rows: int = BLOCK_ROWS
     storage_options: Mapping[str, Any] | None = None
 
+    def check(self) -> None:
+        super().check()
+        labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
+        good = labels is None or (isinstance(labels, str) and labels)
+        self._require(good, "labels", '"folder", the path of a CSV, or None')
+        self._set(labels=labels)
+
     def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
-        return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
+        listed = self.listed(files, self.suffixes)
+        more = None
+        if self.labels == "folder":
+            listed, more = _by_folder(listed, _below(files[0], listed), str(self))
+            if len(files) == 1:
+                _note_empty_classes(_urls(files[0]), more["class"].unique().to_pylist(), self.name)
+        elif self.labels is not None:
+            more = self._by_csv(listed, _below(files[0], listed))
+        return WholeFiles(listed, more, self.block_rows, str(self))
+
+    def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
+        path = str(self.labels)
+
+        def unfit(why: str) -> errors.SchemaError:
+            return errors.SchemaError(f"{self}: {path} {why}", path=path)
+
+        table = _read_csv(path, self.storage_options, files.retry, self.name)
+        column = next((name for name in NAMES if name in table.column_names), None)
+        if column is None:
+            there = f"one of {list(NAMES)}; its first line has {table.column_names}"
+            raise unfit(f"needs a column with the files' names, {there}")
+        for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
+            raise unfit(f"has a column {name!r}, as rows have one already: rename it")
+        names = table.column(column).cast(pa.string()).to_pylist()
+        if twice := repeated(names):
+            raise unfit(f"has two rows for {twice[0]!r}: leave one out")
+        rows = {name: row for row, name in enumerate(names)}
+        folder = posixpath.dirname(listed_as(path))
+        rows_of_files = []
+        for name, short in zip(files.names, below, strict=True):
+            whole = [name.removeprefix(f"{folder}/"), short, name]
+            bare = [posixpath.splitext(written)[0] for written in whole]
+            rows_of_files.append(next((rows[n] for n in [*whole, *bare] if n in rows), -1))
+            if rows_of_files[-1] < 0:
+                raise unfit(
+                    f"has no row for {name}{nearest(short, names)}: add one, or leave the file out with "
+                    f"{without(name)}"
+                )
+        return table.drop_columns([column]).take(to_arrow(np.array(rows_of_files, dtype=np.int64)))
 
 
 class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
@@ -325,11 +379,11 @@ def _content(files: FileList, requests: Requests, file: int) -> memoryview:
     return data.read([(0, data.size)])[0]
 
 
-#: What the column of a labels file with the images' names may be called.
-NAMES = ("file_name", "filename", "file", "path", "image")
+#: What the column of a labels file with the files' names may be called.
+NAMES = ("file_name", "filename", "file", "path", "image", "image_id", "id")
 
 
-class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
+class ReadImages(ReadBytes, has_blocks=True, random_access=True):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
     A folder stands for its images (``.jpg``, ``.jpeg``, ``.jpe``, ``.jfif``, ``.png``, ``.webp``, ``.gif``,
@@ -339,8 +393,8 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
 
     Args:
         labels: "folder"; or the path of a CSV with a column of image names (``file_name``, ``filename``,
-            ``file``, ``path`` or ``image``), relative to the CSV or the listed folder; its other columns are
-            added. None for neither.
+            ``file``, ``path``, ``image``, ``image_id`` or ``id``), with or without their ends, relative to
+            the CSV or the listed folder; its other columns are added. None for neither.
         block_rows: images in a block (a shuffle permutes blocks first).
         storage_options: more options of fsspec; never shown or saved.
 
@@ -359,59 +413,9 @@ class ReadImages(file_reader.FileReader, has_blocks=True, random_access=True):
     [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
     """
 
-    free = frozenset({"labels"})
+    suffixes = None
 
     labels: str | os.PathLike[str] | None = "folder"
-    _: KW_ONLY
-    block_rows: int = BLOCK_ROWS
-    storage_options: Mapping[str, Any] | None = None
-
-    def check(self) -> None:
-        super().check()
-        labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
-        good = labels is None or (isinstance(labels, str) and labels)
-        self._require(good, "labels", '"folder", the path of a CSV, or None')
-        self._set(labels=labels)
-
-    def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
-        listed = self.listed(files)
-        more = None
-        if self.labels == "folder":
-            listed, more = _by_folder(listed, _below(files[0], listed), str(self))
-            if len(files) == 1:
-                _note_empty_classes(_urls(files[0]), more["class"].unique().to_pylist())
-        elif self.labels is not None:
-            more = self._by_csv(listed, _below(files[0], listed))
-        return WholeFiles(listed, more, self.block_rows, str(self))
-
-    def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
-        path = str(self.labels)
-
-        def unfit(why: str) -> errors.SchemaError:
-            return errors.SchemaError(f"{self}: {path} {why}", path=path)
-
-        table = _read_csv(path, self.storage_options, files.retry)
-        column = next((name for name in NAMES if name in table.column_names), None)
-        if column is None:
-            there = f"one of {list(NAMES)}; there are {table.column_names}"
-            raise unfit(f"needs a column with the images' names, {there}")
-        for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
-            raise unfit(f"has a column {name!r}, as rows have one already: rename it")
-        names = table.column(column).cast(pa.string()).to_pylist()
-        if twice := repeated(names):
-            raise unfit(f"has two rows for {twice[0]!r}: leave one out")
-        rows = {name: row for row, name in enumerate(names)}
-        folder = posixpath.dirname(listed_as(path))
-        rows_of_files = []
-        for name, short in zip(files.names, below, strict=True):
-            beside = name.removeprefix(f"{folder}/")
-            rows_of_files.append(rows.get(beside, rows.get(short, rows.get(name, -1))))
-            if rows_of_files[-1] < 0:
-                raise unfit(
-                    f"has no row for {name}{nearest(short, names)}: add one, or leave the image out with "
-                    f"{without(name)}"
-                )
-        return table.drop_columns([column]).take(to_arrow(np.array(rows_of_files, dtype=np.int64)))
 
 
 def _urls(stage: Stage) -> list[str]:
@@ -423,19 +427,21 @@ def _below(stage: Stage, files: FileList) -> list[str]:
     return names_below(_urls(stage), files.known_names()) or files.relative_names()
 
 
-def _note_empty_classes(urls: Sequence[str], classes: Sequence[str]) -> None:
+def _note_empty_classes(urls: Sequence[str], classes: Sequence[str], caller: str) -> None:
     for url in filter(os.path.isdir, map(listed_as, urls)):
         with os.scandir(url) as entries:
             names = [e.name for e in entries if not e.name.startswith((".", "_")) and e.is_dir()]
         if empty := sorted({*names} - {*classes}):
             more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
-            _say_empty(url, ", ".join(empty[:3]) + more)
+            _say_empty(url, ", ".join(empty[:3]) + more, caller)
 
 
 @once
-def _say_empty(folder: str, names: str) -> None:
-    said = "read_images: folders of %s without an image that it reads are no classes: %s"
-    log.warning(said, folder, names)
+def _say_empty(folder: str, names: str, caller: str) -> None:
+    what = "an image" if caller == "read_images" else "a file"
+    log.warning(
+        "%s: folders of %s without %s that it reads are no classes: %s", caller, folder, what, names
+    )
 
 
 def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList, pa.Table]:
@@ -459,14 +465,14 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
     return files.pick(np.array(order, dtype=np.int64)), more
 
 
-def _read_csv(path: str, options: Mapping[str, Any] | None, retry: Retry) -> pa.Table:
+def _read_csv(path: str, options: Mapping[str, Any] | None, retry: Retry, caller: str) -> pa.Table:
     listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
     data = open_bytes(listed, 0)
     try:
         return pyarrow.csv.read_csv(pa.BufferReader(data.read([(0, data.size)])[0]))
     except pa.ArrowException as error:
         raise errors.UnreadableError(
-            f"read_images(labels): {path} cannot be read as CSV: "
-            f"{formats.one_line(error)}; give the path of a CSV with a line for each image",
+            f"{caller}(labels): {path} cannot be read as CSV: "
+            f"{formats.one_line(error)}; give the path of a CSV with a line for each file",
             path=path,
         ) from error

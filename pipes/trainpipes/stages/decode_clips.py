@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import KW_ONLY
-from io import BytesIO
 from typing import Annotated, Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -18,9 +17,8 @@ from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed, is_na
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import hidden, shown
+from trainpipes.errors import shown
 from trainpipes.filesystems.retry import Retry
-from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import cell, refused
 from trainpipes.media import Undecodable, bytes_of, sound
@@ -73,11 +71,10 @@ Duration = Annotated[float | str | Mapping[str, float], length]
 
 
 class ClipDecoder(Decoder):
-    """A stage on files of sound or video, or parts of them: ``start``, ``duration``, ``seed``, ``folder``,
-    ``storage_options`` and ``retry`` are its options.
+    """A stage on files of sound or video, or parts of them: ``start``, ``duration`` and ``seed`` are its
+    options.
     """
 
-    free = frozenset({"folder", "storage_options", "retry"})
     package: ClassVar[str] = "soundfile"
 
     @property
@@ -118,42 +115,17 @@ class ClipDecoder(Decoder):
 
     @contextmanager
     def opened(self, value: Any, whole: bool) -> Iterator[BinaryIO]:
-        """What a value names, opened: bytes, a path or URL, or a struct of both. What cannot be decoded of a
-        path is raised with it.
-        """
-        content, column = bytes_of(value), self.options["column"]
-        if isinstance(value, Mapping) and not isinstance(content, bytes):
-            if value.get("array") is not None:
-                way = f"cast_column({column!r}, Audio(decode=False)) of datasets keeps the files"
-                raise refused(self, f": column {column!r} holds sound that is decoded: {way}")
-            content = value.get("path")
-        if content is None:
-            raise Undecodable("it is null")
-        if isinstance(content, bytes):
-            yield BytesIO(content)
-            return
-        if not isinstance(content, str | os.PathLike):
-            got = f"{shown(content, 60)} ({type(content).__name__})"
-            rule = (
-                f": column {column!r} holds the bytes of files, or their paths or URLs, got {got}"
-            )
-            raise refused(self, rule)
-        path, given_options = os.fspath(content), self.options
-        try:
-            folder, options = given_options["folder"], given_options["storage_options"]
-            about = None if folder is None else os.fspath(folder), options, given_options["retry"]
-            with closing(open_named(path, *about, whole, self.name)) as file:
-                yield file
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-            raise Undecodable(
-                f"{hidden(path)}: {error.strerror or 'there is no such file'}"
-            ) from None
-        except Undecodable as error:
-            raise Undecodable(f"{hidden(path)}: {error}") from error
+        decoded = isinstance(value, Mapping) and value.get("array") is not None
+        if decoded and not isinstance(bytes_of(value), bytes):
+            column = self.options["column"]
+            way = f"cast_column({column!r}, Audio(decode=False)) of datasets keeps the files"
+            raise refused(self, f": column {column!r} holds sound that is decoded: {way}")
+        with super().opened(value, whole) as file:
+            yield file
 
     def check(self) -> None:
+        super().check()
         need(self.package, f"{self.name}()")
-        self._set(retry=Retry.of(self.options["retry"], f"{self.name}(retry)"))
 
 
 class DecodeAudio(ClipDecoder):

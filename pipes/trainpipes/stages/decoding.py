@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import KW_ONLY
 from io import BytesIO
-from typing import Any, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,9 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling import Answer, row_words
 from trainpipes.engine.processes.executors import Threads
-from trainpipes.errors import UnreadableError, shown
+from trainpipes.errors import UnreadableError, hidden, shown
+from trainpipes.filesystems.retry import Retry
+from trainpipes.filesystems.systems import open_named
 from trainpipes.interfaces.quarantine import LeftOut, OnBadRow, leaves_out
 from trainpipes.interfaces.read_columns import blame, cell, refused
 from trainpipes.interfaces.stage import Tally, made_once
@@ -25,16 +28,21 @@ from trainpipes.media import Undecodable, bytes_of
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 
+#: Characters of a path that errors show.
+LONG = 500
+
 
 class Decoder(RowFunction, asks_inputs=True):
-    """A stage that decodes a column, in the engine's threads: ``column``, ``output_column`` and ``on_error``
-    are its options. Of a batch it leaves out rows, and of batches those without any.
+    """A stage that decodes a column of files, in the engine's threads: ``column``, ``output_column``,
+    ``on_error``, ``folder``, ``storage_options`` and ``retry`` are its options. Of a batch it leaves
+    out rows, and of batches those without any.
 
     Attributes:
         said: the kind of value, in errors.
         unit: the same in counts of rows that are left out.
     """
 
+    free = frozenset({"folder", "storage_options", "retry"})
     rng = False
     shares = True
     thread_safe = True
@@ -46,6 +54,44 @@ class Decoder(RowFunction, asks_inputs=True):
     @abstractmethod
     def decoded(self, value: Any, row: Any, rng: Any) -> Any:
         """What a value of a row becomes; raises ``Undecodable``. With ``rng`` it gets the row's generator."""
+
+    def check(self) -> None:
+        self._set(retry=Retry.of(self.options["retry"], f"{self.name}(retry)"))
+
+    @contextmanager
+    def opened(self, value: Any, whole: bool) -> Iterator[BinaryIO]:
+        """What a value names, opened: bytes, a path or URL, or a struct of both. What cannot be decoded of a
+        path is raised with it.
+        """
+        content = bytes_of(value)
+        if isinstance(value, Mapping) and not isinstance(content, bytes):
+            content = value.get("path")
+        if content is None or content == "":
+            raise Undecodable("it is empty" if content == "" else "it is null")
+        if isinstance(content, bytes):
+            yield BytesIO(content)
+            return
+        if not isinstance(content, str | os.PathLike):
+            got = f"{shown(content, 60)} ({type(content).__name__})"
+            kinds = "the bytes of files, or their paths or URLs"
+            raise refused(self, f": column {self.options['column']!r} holds {kinds}, got {got}")
+        path = os.fspath(content)
+        folder, options = self.options["folder"], self.options["storage_options"]
+        start = None if folder is None else os.fspath(folder)
+        try:
+            about = start, options, self.options["retry"], whole, self.name
+            with closing(open_named(path, *about)) as file:
+                yield file
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            why = error.strerror or "there is no such file"
+            if len(path) > LONG:
+                why = f"{why}; map() makes bytes of base64"
+            elif "://" not in path and not os.path.isabs(path):
+                place = start or "the folder where the program runs"
+                why = f"{why} in {place}, where paths begin unless folder= names another"
+            raise Undecodable(f"{_short(path)}: {why}") from None
+        except Undecodable as error:
+            raise Undecodable(f"{hidden(path)}: {error}") from error
 
     @property
     def _output(self) -> str:
@@ -119,6 +165,10 @@ class Decoder(RowFunction, asks_inputs=True):
 
     def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
+
+
+def _short(path: str) -> str:
+    return hidden(path) if len(path) <= LONG else f"{path[:60]}… ({len(path):,} characters)"
 
 
 #: An image, ``[C, H, W]``.
@@ -206,20 +256,23 @@ def resized(
 class DecodeImage(Decoder):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
-    The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
-    uint8 ``[C, H, W]``. A list of these becomes a list of arrays. Put it after ``shuffle``, whose
-    buffer then holds no pixels. An image is turned upright by its EXIF orientation; transparency is
-    dropped unless ``mode="RGBA"``; of 16 bits a channel the upper 8 are kept, of several frames the
-    first.
+    The column holds the files' bytes, their paths or URLs, or structs with ``bytes`` or ``path``; rows
+    become dicts with an array, uint8 ``[C, H, W]``. A list of these becomes a list of arrays. Put it
+    after ``shuffle``, whose buffer then holds no pixels. An image is turned upright by its EXIF
+    orientation; transparency is dropped unless ``mode="RGBA"``; of 16 bits a channel the upper 8 are
+    kept, of several frames the first.
 
     Args:
-        column: the column of bytes.
-        output_column: the column of images, in place of the bytes.
+        column: the column of bytes, paths or URLs.
+        output_column: the column of images, in place of ``column``.
         mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
         on_error: for an image that cannot be decoded, or a null: "raise"; or "skip" the row and log
             how many.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
             this many pixels: faster for large photos, with other pixel values.
+        folder: that paths are relative to.
+        storage_options: options of the fsspec file system of URLs; never shown or saved.
+        retry: as in ``list_files``.
 
     Raises:
         MissingExtraError: Pillow is not installed.
@@ -244,21 +297,17 @@ class DecodeImage(Decoder):
     mode: Mode = "RGB"
     on_error: OnBadRow = "raise"
     min_size: Count | None = None
+    folder: str | os.PathLike[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    retry: Retry | Mapping[str, Any] = Retry()
 
     def check(self) -> None:
+        super().check()
         need("PIL", "decode_image()")
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
 
     def decoded(self, value: Any, row: Any, rng: Any) -> Pixels:
-        content = bytes_of(value)
-        if content is None:
-            path = value.get("path") if isinstance(value, Mapping) else None
-            way = "its file is read by map(), or by read_images() in place of the rows"
-            raise NoPicture(f"it has no bytes, but a path: {way}" if path else "it is null")
-        if not isinstance(content, bytes):
-            got = f"{shown(content, 60)} ({type(content).__name__})"
-            rule = f": column {self.column!r} holds the bytes of image files, got {got}"
-            raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
-        return by_pillow(content, self.mode, self.min_size)
+        with self.opened(value, True) as file:
+            return by_pillow(file.read(), self.mode, self.min_size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -161,7 +162,9 @@ def _hash_bytes(array: Any, salt: np.uint64) -> HashArray:
     return mix(total ^ mix(lengths.astype(np.uint64) * _GOLDEN))
 
 
-MAGIC = "*?["
+#: A mark of patterns that stands for itself; and what a pattern begins with before others.
+ESCAPED = re.compile(r"\[([*?[])\]")
+PLAIN = re.compile(r"(?:\[[*?[]\]|[^*?[])*")
 
 
 def row_names(inputs: Inputs) -> RowNames:
@@ -217,17 +220,19 @@ def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
 
     >>> names_below(["s3://b/data/*/x-*.parquet"], ["s3://b/data/en/x-1.parquet"])
     ['en/x-1.parquet']
+    >>> names_below(["s3://b/v[[]1]/*/x.parquet"], ["s3://b/v[1]/en/x.parquet"])
+    ['en/x.parquet']
     """
     known, roots = set(names), []
     for url in urls:
         whole = known_name(listed_as(url)).rstrip("/")
-        wild = min((whole.index(c) for c in MAGIC if c in whole), default=None)
+        plain = PLAIN.match(whole)
+        assert plain is not None
         if whole in known:
             roots.append(whole.rpartition("/")[0])
-        elif wild is not None:
-            roots.append(whole[:wild].rpartition("/")[0])
         else:
-            roots.append(whole)
+            root = ESCAPED.sub(r"\1", plain[0])
+            roots.append(root if plain[0] == whole else root.rpartition("/")[0])
     parts = [root.split("/") for root in roots]
     root = "/".join(os.path.commonprefix(parts)) + "/"  # noqa: RUF071  (of lists)
     if not all(name.startswith(root) for name in names):

@@ -292,14 +292,19 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
     if {*counts} == {usual}:
         return usual
     known = ", ".join(ends[0] for ends in READERS.values())
-    kinds = ", ".join(reader or "no reader that is known" for reader in sorted(counts))
-    way = f"trainpipes.{usual}(...)"
-    if (several := sorted(reader for reader in counts if reader))[1:]:
+    several = sorted(reader for reader in counts if reader)
+    first = {reader: next(n for n in names if reader_by_name(n) == reader) for reader in counts}
+    seen = ", ".join(f"{hidden(first[reader])} for {reader}" for reader in several)
+    if "" in first:
+        seen = f"{hidden(first[''])} for none of these{', ' * bool(seen)}{seen}"
+    way = f"name files of one format, or a pipeline, such as trainpipes.{usual}(...)"
+    if several[1:]:
         calls = ", ".join(f"trainpipes.{reader}(...)" for reader in several)
         way += f", or of all of them, trainpipes.concat({calls})"
+    elif not several:
+        way += ", or trainpipes.read_files(fn), whose function reads any format"
     raise errors.ConfigError(
-        f"{caller} reads files of one format, which the ends of their names say ({known}), got files for "
-        f"{kinds}: give files of one format, or a pipeline, such as {way}"
+        f"{caller} reads files of one format, which the ends of their names say ({known}), got {seen}: {way}"
     )
 
 
