@@ -301,7 +301,8 @@ def test_missing_files_and_nulls_are_left_out_if_asked(tmp_path: Path) -> None:
     (listed,) = (tmp_path / "bad").iterdir()
     lines = [json.loads(line) for line in listed.read_text().splitlines()]
     assert [line["row"] for line in lines] == [1, 2, 3, 4, 5]
-    assert [line["error"][-13:] for line in lines[3:]] == ["it is no path"] * 2
+    assert lines[3]["error"].endswith("it is no path")
+    assert lines[4]["error"].endswith("it is no path; map() makes bytes of base64")
     with pytest.raises(
         tp.errors.SchemaError, match="bytes of files, or their paths or URLs, got 3"
     ):

@@ -28,8 +28,8 @@ from trainpipes.media import Undecodable, bytes_of
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 
-#: Characters of a path that errors show.
-LONG = 500
+#: Characters of a path, at most; what is longer is shown in part.
+LONG = 255
 
 
 class Decoder(RowFunction, asks_inputs=True):
@@ -86,7 +86,7 @@ class Decoder(RowFunction, asks_inputs=True):
             why = error.strerror or "there is no such file"
             if len(path) > LONG:
                 why = f"{why}; map() makes bytes of base64"
-            elif "://" not in path and not os.path.isabs(path):
+            elif "://" not in path and not os.path.isabs(path) and "\0" not in path:
                 place = start or "the folder where the program runs"
                 why = f"{why} in {place}, where paths begin unless folder= names another"
             raise Undecodable(f"{_short(path)}: {why}") from None
