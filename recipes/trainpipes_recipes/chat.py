@@ -100,6 +100,7 @@ def chat(
             prompt, messages = data.find({"prompt": prompt, "messages": messages}, PAIRS)
         else:
             (messages,) = data.find({"messages": messages}, CONVERSATIONS)
+        data.warn_of_unused(messages, prompt)
         rows = data.rows([name for name in (messages, prompt, tools) if name is not None])
         rows = conversations(rows, messages, prompt=prompt, roles=roles, on_error=on_error)
         rows = rows.chat_template(

@@ -43,7 +43,7 @@ PAIRS = (
     ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
     ("instruction", "response"), ("question", "answer"), ("query", "response"), ("input", "output"),
     ("source", "target"), ("document", "summary"), ("article", "highlights"), ("article", "summary"),
-    ("dialogue", "summary"), ("text", "summary"),
+    ("dialogue", "summary"), ("text", "summary"), ("question", "response"),
 )  # fmt: skip
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
@@ -51,6 +51,8 @@ CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog"
 PREFERENCES = (
     ("chosen", "rejected"), ("preferred", "dispreferred"), ("chosen_response", "rejected_response"),
 )  # fmt: skip
+#: Of what comes before a prompt or conversation, which no recipe takes from a column of its own.
+BEFORE = ("system", "system_prompt", "system_message", "history")
 #: Of a context beside an instruction: Alpaca's and Dolly's.
 CONTEXTS = ("input", "context")
 PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
@@ -297,8 +299,22 @@ class Input:
             return next((name for name in CONTEXTS if name in self.columns), None)
         return context or None
 
+    def warn_of_unused(self, *used: str | None) -> None:
+        """Log a column that models are usually shown before a prompt, and one that says which rows are bad
+        (as for KTO), if the recipe leaves it out.
+        """
+        ways = dict.fromkeys(
+            BEFORE, "to show it to the model, join it to the prompt or the messages by map()"
+        )
+        ways["label"] = "to leave out rows of False, put filter() before"
+        for name, way in ways.items():
+            value = self.first(name) if name in self.columns and name not in used else None
+            if isinstance(value, bool) if name == "label" else value:
+                log.warning("%s: column %r is not used: %s", self.recipe, name, way)
+
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is a context."""
+        self.warn_of_unused(*columns, context)
         if (context := self.context(prompt, context)) is None:
             return self.rows(columns)
         return with_context(self.rows([*columns, context]), prompt, context)

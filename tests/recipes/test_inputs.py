@@ -275,6 +275,35 @@ def test_names_of_columns_that_are_a_row_are_told_of(text: str, way: str, tmp_pa
         tp.recipe("classification", tmp_path / "a.csv", "bytes")
 
 
+@pytest.mark.parametrize("column", ["system", "system_prompt", "history"])
+def test_what_comes_before_a_prompt_and_is_not_used_is_told_of(
+    column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = {"question": "2 + 2?", "response": "4", column: "Be brief."}
+    said = f"column {column!r} is not used: to show it to the model, join it to the prompt"
+    sft(tp.from_dataset([{**pair, column: None}, pair]), "bytes")
+    assert [text.partition(": ")[2][: len(said)] for text in caplog.messages] == [said]
+    rows = tp.from_dataset([{**pair, "chosen": "4", "rejected": "5"}])
+    tp.recipe("preference", rows, "bytes", batch_size=1)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    tp.recipe("chat", tp.from_dataset([{"messages": turns, column: "x"}]), chat_tokenizer())
+    assert [text.partition(":")[0] for text in caplog.messages] == ["sft", "preference", "chat"]
+    for value in (None, ""):
+        sft(tp.from_dataset([{**pair, column: value}]), "bytes")
+    sft(tp.from_dataset([pair]), "bytes", prompt=column)
+    sft(tp.from_dataset([pair]), "bytes", context=column)
+    assert len(caplog.messages) == 3
+
+
+def test_a_label_that_calls_responses_bad_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    row = {"prompt": "2 + 2?", "completion": "5", "label": False}
+    sft(tp.from_dataset([row]), "bytes")
+    way = "to leave out rows of False, put filter() before"
+    assert caplog.messages == [f"sft: column 'label' is not used: {way}"]
+    sft(tp.from_dataset([{**row, "label": 3}]), "bytes")
+    assert len(caplog.messages) == 1
+
+
 def test_each_ending_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "x.foo").touch()
     with pytest.raises(tp.MissingFilesError) as error:
