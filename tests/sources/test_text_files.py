@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,32 @@ def test_a_record_of_other_cells_is_named(write, small_pieces, line, said):
     path = write("a.csv", "id,t\n" + '1,"x\ny"\n' * 50 + line + "\n4,z\n")
     with pytest.raises(tp.UnreadableError, match=rf"line 102: {said}"):
         rows(tp.read_csv(path))
+
+
+@pytest.mark.parametrize("mark", [";", "|", "\t"])
+def test_another_delimiter_is_told_of_where_there_is_one_column(mark, write, caplog):
+    files = tp.list_files(write(f"{ord(mark)}.csv", f"a{mark}b\n1{mark}x\n2{mark}y\n"))
+    assert list(files.read_csv()) == [{f"a{mark}b": f"1{mark}x"}, {f"a{mark}b": f"2{mark}y"}]
+    assert [text.partition(": if ")[2] for text in caplog.messages] == [
+        f"{mark!r} parts its cells, take delimiter={mark!r}"
+    ]
+    assert list(files.read_csv(delimiter=mark)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert len(caplog.messages) == 1
+    bad = tp.list_files(write(f"bad{ord(mark)}.csv", f"a{mark}b\n1,5{mark}x\n"))
+    said = re.escape(f"(if {mark!r} parts them, take delimiter={mark!r})")
+    with pytest.raises(tp.errors.UnreadableError, match=said):
+        list(bad.read_csv())
+    assert list(bad.read_csv(delimiter=mark)) == [{"a": "1,5", "b": "x"}]
+
+
+def test_an_object_over_several_lines_is_read_as_the_message_says(write):
+    path = Path(write("a.json", json.dumps({"id": 7, "tags": ["x"]}, indent=2)))
+    with pytest.raises(tp.errors.UnreadableError, match=r"read_text\('\*.json', 'document'\)"):
+        list(tp.read_json(path))
+    rows = tp.read_text(f"{path.parent}/*.json", "document").map(
+        lambda row: json.loads(row["text"])
+    )
+    assert list(rows) == [{"id": 7, "tags": ["x"]}]
 
 
 def test_a_quote_without_its_end_and_names_given_twice_are_named(write):

@@ -24,7 +24,7 @@ from trainpipes.sources.files.formats import BadFileError
 from trainpipes.sources.read_text import TextReader
 from trainpipes.sources.text_cutters import Cutter, RecordCutter, integer, refuse_rounded
 from trainpipes.sources.text_format import TextFormat
-from trainpipes.sources.text_pieces import BOM, MAX_ROW_BYTES, Start, row_bytes
+from trainpipes.sources.text_pieces import BOM, MAX_ROW_BYTES, Start, other_mark, row_bytes
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
@@ -112,6 +112,12 @@ class Csv(TextFormat):
     names_columns: ClassVar[bool] = True
     type_rule: ClassVar[Rule] = "texts"
     empty: ClassVar[pa.DataType] = pa.string()
+
+    def rule_for(self, row: bytes, start: Start) -> str:
+        mark = other_mark(start.names)
+        return (
+            f"{self.rule} (if {mark!r} parts them, take delimiter={mark!r})" if mark else self.rule
+        )
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0

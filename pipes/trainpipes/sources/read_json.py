@@ -89,6 +89,12 @@ class Json(TextFormat):
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + text_cutters.WHITE
 
+    def rule_for(self, row: bytes, start: text_pieces.Start) -> str:
+        if row.strip() != b"{":
+            return self.rule
+        way = "read_text('*.json', 'document') and json.loads in a map() read an object a file"
+        return f"{self.rule} ({way})"
+
     def start(self, head: bytes, whole: bool, path: str) -> text_pieces.Start | None:
         at = len(text_pieces.BOM) if head.startswith(text_pieces.BOM) else 0
         filled = head[at:].lstrip(text_cutters.WHITE)

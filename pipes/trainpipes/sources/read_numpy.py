@@ -210,7 +210,8 @@ class _Header:
             ) from error
         said = cut(str(list(shape)), 80)
         if not shape:
-            raise BadFileError(f"{where}a single value, and rows need a first dimension")
+            way = "a file that is one row is read by read_bytes() and numpy.load in a map()"
+            raise BadFileError(f"{where}a single value, and rows need a first dimension: {way}")
         odd = {*map(type, shape)} != {int} or min(shape) < 0 or len(shape) > MOST_DIMENSIONS
         if odd or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
             raise BadFileError(f"{where}damaged header: no array has the shape {said}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from abc import abstractmethod
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from functools import cache as once
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ import pyarrow as pa
 from trainpipes._internal import pool
 from trainpipes._internal.checks import ColumnName, IntArray
 from trainpipes._internal.progress import Progress
-from trainpipes.errors import ConfigError, SchemaError, UnreadableError
+from trainpipes.errors import ConfigError, SchemaError, UnreadableError, hidden
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage
@@ -30,6 +32,8 @@ from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.text_format import TextFormat
 from trainpipes.sources.text_pieces import TextLayout, row_bytes
+
+log = logging.getLogger("trainpipes")
 
 #: Threads that index files of a server, at most.
 MAX_THREADS = 16
@@ -109,11 +113,19 @@ def _check_names(
     heads = [(path, each.head.names) for path, each in zip(paths, layouts, strict=True)]
     heads = [head for head in heads if head[1]] or heads  # a file of 0 bytes has no rows
     first_path, first = heads[0]
+    if mark := text_pieces.other_mark(first):
+        _say_mark(first_path, first[0], mark)
     for path, names in heads:
         if columns is not None:
             formats.chosen(_text_schema(names), columns, caller, path)
         elif names != first:
             formats.same_names(first_path, first, path, names, caller)
+
+
+@once
+def _say_mark(path: str, name: str, mark: str) -> None:
+    said = "read_csv: %s has a single column, %r: if %r parts its cells, take delimiter=%r"
+    log.warning(said, hidden(path), name, mark, mark)
 
 
 def _text_schema(names: Sequence[str]) -> pa.Schema:

@@ -91,7 +91,7 @@ def bad_row(
     said = ARROW.sub("", str(odd) if rounded else problem(good + 1)).rstrip(".")
     way = f"or leave the file out with {without(name)}"
     if not rounded:
-        way = f"{form.rule}: fix or remove the line, {way}"
+        way = f"{form.rule_for(row, start)}: fix or remove the line, {way}"
     return errors.UnreadableError(f"{where}: {said}: {text}; {way}", **of_row)
 
 

@@ -44,6 +44,11 @@ def row_bytes(value: Any, option: str) -> int:
     return most
 
 
+def other_mark(names: Sequence[str]) -> str:
+    """What seems to part the names in a first line that has only one, if anything."""
+    return next((mark for mark in ";|\t" if len(names) == 1 and mark in names[0]), "")
+
+
 class TextRows(formats.Format):
     """A format of rows in text, by the options of a reader; ``rule`` defines a row, bytes of
     ``between`` may surround a row; with ``names_columns`` a file may lack a column. ``schema`` is that of all
@@ -69,6 +74,10 @@ class TextRows(formats.Format):
         self.strict, self.replace = False, options["errors"] == "replace"
         self.leaves_out = leaves_out(options["on_error"])
         self.again = ReadAgain()
+
+    def rule_for(self, row: bytes, start: Start) -> str:
+        """The rule, with what is seen to be wrong with a row."""
+        return self.rule
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
