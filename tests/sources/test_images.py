@@ -161,11 +161,14 @@ def test_a_pattern_may_name_a_folder_with_brackets(tmp_path):
 
 
 def test_a_csv_may_name_files_without_their_ends(tmp_path):
-    tree(tmp_path, ["train/a.b.jpg", "train/7.png", "train/8.png"])
+    tree(tmp_path, ["train/a.b.jpg", "train/7.png", "train/8.png", "numbers/007.png"])
     (tmp_path / "train.csv").write_text("id,breed\n8,pug\n7,poodle\na.b,boxer\n")
     rows = list(tp.list_files(tmp_path / "train").read_images(labels=tmp_path / "train.csv"))
     assert short(rows, tmp_path) == ["train/7.png", "train/8.png", "train/a.b.jpg"]
     assert [row["breed"] for row in rows] == ["poodle", "pug", "boxer"]
+    (tmp_path / "numbers.csv").write_text("id,label\n007,01\n")
+    (row,) = tp.list_files(tmp_path / "numbers").read_images(labels=tmp_path / "numbers.csv")
+    assert row["label"] == 1
 
 
 def test_classes_on_a_server_are_the_same(tmp_path):

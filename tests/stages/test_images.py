@@ -187,6 +187,14 @@ def test_a_path_without_a_picture_says_where_it_was_looked_for(
     assert len(list(rows.decode_image(on_error="skip", **options))) == 1
 
 
+def test_a_signed_url_of_a_picture_that_is_not_there_shows_no_secret() -> None:
+    url = "memory://?X-Amz-Signature=geheim" + "0" * 300
+    with pytest.raises(tp.errors.UnreadableError) as caught:
+        decode(url)
+    assert "geheim" not in str(caught.value)
+    assert "base64" not in str(caught.value)
+
+
 def test_pictures_by_their_paths_resume_exactly_and_a_folder_may_move(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

@@ -230,14 +230,15 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
         def unfit(why: str) -> errors.SchemaError:
             return errors.SchemaError(f"{self}: {path} {why}", path=path)
 
-        table = _read_csv(path, self.storage_options, files.retry, self.name)
+        read = partial(_read_csv, path, self.storage_options, files.retry, self.name)
+        table = read({})
         column = next((name for name in NAMES if name in table.column_names), None)
         if column is None:
             there = f"one of {list(NAMES)}; its first line has {table.column_names}"
             raise unfit(f"needs a column with the files' names, {there}")
         for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
             raise unfit(f"has a column {name!r}, as rows have one already: rename it")
-        names = table.column(column).cast(pa.string()).to_pylist()
+        names = read({column: pa.string()}).column(column).to_pylist()  # 007 stays so
         if twice := repeated(names):
             raise unfit(f"has two rows for {twice[0]!r}: leave one out")
         rows = {name: row for row, name in enumerate(names)}
@@ -465,11 +466,19 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
     return files.pick(np.array(order, dtype=np.int64)), more
 
 
-def _read_csv(path: str, options: Mapping[str, Any] | None, retry: Retry, caller: str) -> pa.Table:
+def _read_csv(
+    path: str,
+    options: Mapping[str, Any] | None,
+    retry: Retry,
+    caller: str,
+    types: Mapping[str, pa.DataType],
+) -> pa.Table:
     listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
     data = open_bytes(listed, 0)
     try:
-        return pyarrow.csv.read_csv(pa.BufferReader(data.read([(0, data.size)])[0]))
+        content = pa.BufferReader(data.read([(0, data.size)])[0])
+        how = pyarrow.csv.ConvertOptions(column_types=types)
+        return pyarrow.csv.read_csv(content, convert_options=how)
     except pa.ArrowException as error:
         raise errors.UnreadableError(
             f"{caller}(labels): {path} cannot be read as CSV: "

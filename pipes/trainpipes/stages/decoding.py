@@ -84,12 +84,14 @@ class Decoder(RowFunction, asks_inputs=True):
                 yield file
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             why = error.strerror or "there is no such file"
-            if len(path) > LONG:
+            if "://" in path:
+                pass
+            elif len(path) > LONG:
                 why = f"{why}; map() makes bytes of base64"
-            elif "://" not in path and not os.path.isabs(path) and "\0" not in path:
+            elif not os.path.isabs(path) and "\0" not in path:
                 place = start or "the folder where the program runs"
                 why = f"{why} in {place}, where paths begin unless folder= names another"
-            raise Undecodable(f"{_short(path)}: {why}") from None
+            raise Undecodable(f"{_short(hidden(path))}: {why}") from None
         except Undecodable as error:
             raise Undecodable(f"{hidden(path)}: {error}") from error
 
@@ -168,7 +170,7 @@ class Decoder(RowFunction, asks_inputs=True):
 
 
 def _short(path: str) -> str:
-    return hidden(path) if len(path) <= LONG else f"{path[:60]}… ({len(path):,} characters)"
+    return path if len(path) <= LONG else f"{path[:60]}… ({len(path):,} characters)"
 
 
 #: An image, ``[C, H, W]``.
