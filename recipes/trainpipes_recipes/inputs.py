@@ -301,8 +301,11 @@ class Input:
 
     def warn_of_unused(self, *used: str | None) -> None:
         """Log a column that models are usually shown before a prompt, and one that says which rows are bad
-        (as for KTO), if the recipe leaves it out.
+        (as for KTO), if the recipe leaves it out. Where the user names all columns of a pipeline, nothing
+        of it is read for this.
         """
+        if "columns" not in vars(self):
+            return
         ways = dict.fromkeys(
             BEFORE, "to show it to the model, join it to the prompt or the messages by map()"
         )

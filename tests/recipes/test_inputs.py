@@ -295,6 +295,12 @@ def test_what_comes_before_a_prompt_and_is_not_used_is_told_of(
     assert len(caplog.messages) == 3
 
 
+def test_a_pipeline_whose_columns_are_named_is_not_read_to_build_a_recipe(tmp_path: Path) -> None:
+    later = tp.read_json(str(tmp_path / "later.jsonl"))
+    sft(later, "bytes", prompt="p", response="r")
+    tp.recipe("chat", later, chat_tokenizer(), messages="m")
+
+
 def test_a_label_that_calls_responses_bad_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     row = {"prompt": "2 + 2?", "completion": "5", "label": False}
     sft(tp.from_dataset([row]), "bytes")
