@@ -93,7 +93,7 @@ def test_any_columns_can_be_named(ran: Ran) -> None:
     (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),
     (["a.jsonl", "out", "--shared-filesystem"], 2, "--shared-filesystem is of --executor ray"),
     (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
-    (["a.jsonl", "b.csv", "out"], 1, "got files for read_csv, read_json"),
+    (["a.jsonl", "b.csv", "out"], 1, "b.csv for read_csv, "),
     (["a.jsonl", "."], 1, "holds files that are read"),
     (["a.jsonl", "out", "--columns", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
     (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),

@@ -292,7 +292,7 @@ ROWS: list[tuple[Any, Make, str]] = [
         lambda p: p.decode_image(),
         ([{"img": b""}], "no column 'bytes'.*row 0"),
         ([{"bytes": b"", "image": 1}], "have a column 'image' already.*row 0"),
-        ([{"bytes": "a.jpg"}], "holds the bytes of image files, got 'a.jpg'.*row 0"),
+        ([{"bytes": 3}], "holds the bytes of files, or their paths or URLs, got 3.*row 0"),
         ([3], "must be a dict, got int.*row 0"),
     ),
     *of(
