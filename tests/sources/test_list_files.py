@@ -558,3 +558,71 @@ def test_a_link_to_itself_does_not_stop_a_glob_that_leaves_it_out(tmp_path):
         MissingFilesError, match=r"b\.txt is a link to b\.txt, which leads back to it; repair"
     ):
         list(tp.list_files(f"{tmp_path}/*.txt"))
+
+
+# Splits
+
+
+def splits(folder: Path, names: Any) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"n": 1}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "told", "way"),
+    [
+        (["data/train-00000.jsonl", "data/test-00000.jsonl"], "train, test", "data/train*"),
+        (["train/a.jsonl", "val/a.jsonl", "dev/b.jsonl"], "train, validation", "train"),
+        (["ultra_train_sft.jsonl", "ultra_test_sft.jsonl"], "train, test", "ultra_train*"),
+        (["train-clean/1/a.jsonl", "eval-clean/1/a.jsonl"], "train, validation", "train*"),
+        (
+            ["Training.jsonl", "Testing.jsonl", "valid.jsonl"],
+            "train, test, validation",
+            "Training*",
+        ),
+    ],
+)
+def test_files_of_several_splits_that_are_read_together_are_told_of(
+    names: list[str], told: str, way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = splits(tmp_path, names)
+    assert len(list(tp.read_json(folder))) == len(names)
+    assert caplog.messages == [
+        f"read_json: files of several splits in {folder} are read together: {told}; "
+        f"to train on one, name it, as by {folder}/{way}"
+    ]
+    (row,) = tp.read_json(f"{folder}/{way}")
+    list(tp.read_json(folder))
+    assert (row, len(caplog.messages)) == ({"n": 1}, 1)
+    list(tp.read_json(f"{folder}/**/*.jsonl"))
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train/a.jsonl", "train/b.jsonl"],
+        ["test/a.jsonl", "val/a.jsonl"],
+        ["a/latest.jsonl", "a/trainer.jsonl", "a/contest.jsonl"],
+        ["train.jsonl", "test.jsonl", *(f"{n}.jsonl" for n in range(9))],
+    ],
+)
+def test_names_that_tell_no_splits_are_read_without_a_word(
+    names: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(list(tp.read_json(splits(tmp_path / "train_test", names)))) == len(names)
+    assert not caplog.messages
+
+
+def test_splits_that_are_named_or_picked_are_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = splits(tmp_path, ["train.jsonl", "test.jsonl"])
+    list(tp.read_json([f"{folder}/train.jsonl", f"{folder}/test.jsonl"]))
+    list(tp.list_files(folder).filter(lambda path: "train" in path).read_json())
+    list(tp.list_files([folder], suffix=".jsonl").filter(lambda path: "train" in path).read_json())
+    assert not caplog.messages
+    list(tp.read_json([folder]))
+    assert len(caplog.messages) == 1

@@ -262,7 +262,8 @@ class DecodeImage(Decoder):
     become dicts with an array, uint8 ``[C, H, W]``. A list of these becomes a list of arrays. Put it
     after ``shuffle``, whose buffer then holds no pixels. An image is turned upright by its EXIF
     orientation; transparency is dropped unless ``mode="RGBA"``; of 16 bits a channel the upper 8 are
-    kept, of several frames the first.
+    kept, of several frames the first. Of paths a file is read when it is decoded; ``read_images`` reads
+    those on servers ahead.
 
     Args:
         column: the column of bytes, paths or URLs.

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache as once
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -69,6 +70,9 @@ class FileReader(ReadingSource, asks_inputs=True):
             if hasattr(stage, "predicate"):
                 files = self._kept(files, stage)
         self._check_names(files)
+        urls = stages[0].urls
+        if not stages[0].exact and (isinstance(urls, str) or len(urls) == 1):
+            note_splits(files, urls if isinstance(urls, str) else urls[0], self.name)
         lists = [*filter(LISTS.search, files.names)]
         if 0 < len(lists) < len(files) and not self.bad_files.keys() >= {*lists}:
             said = "%s: %d files beside the data list rows of a Quarantine, and are left out, such as %s"
@@ -114,6 +118,37 @@ class FileReader(ReadingSource, asks_inputs=True):
                 stage=str(stage),
             )
         return files.pick(wanted.astype(np.int64))
+
+
+#: Words by which the names of files, or of their folders, tell the part of a data set.
+SPLIT = re.compile(
+    r"(?:^|[-_./ \d])(?:(train(?:ing)?)|(test(?:ing)?)|(val(?:id(?:ation)?)?|dev|eval))(?=[-_./ \d]|$)",
+    re.IGNORECASE,
+)
+SPLITS = ("", "train", "test", "validation")
+#: Names that are looked at first, and the share of them that such words must have.
+SAMPLED_NAMES, MOST_NAMES = 1000, 0.9
+
+
+def note_splits(files: FileList, url: str, caller: str) -> None:
+    """Log that a folder or pattern stands for training data and for others, if most names tell."""
+    names, found = files.relative_names(), {}
+    sample = names[:: max(1, len(names) // SAMPLED_NAMES)]
+    if sum(SPLIT.search(name) is not None for name in sample) < MOST_NAMES * len(sample):
+        return
+    for name, whole in zip(names, files.known_names(), strict=True):
+        if (word := SPLIT.search(name)) is not None:
+            rest = name[word.end() :]
+            part = whole.removesuffix(rest) + "*" * (not rest.startswith("/"))
+            found.setdefault(SPLITS[word.lastindex or 0], part)
+    if "train" in found and len(found) > 1:
+        _say_splits(caller, url, ", ".join(sorted(found, key=SPLITS.index)), found["train"])
+
+
+@once
+def _say_splits(caller: str, url: str, splits: str, pattern: str) -> None:
+    said = "%s: files of several splits in %s are read together: %s; to train on one, name it, as by %s"
+    log.warning(said, caller, hidden(url), splits, hidden(pattern))
 
 
 def _index(value: Any, option: str) -> str | bool:
