@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from trainpipes_recipes.folders import texts_in_folders
 from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
+
+log = logging.getLogger("trainpipes")
 
 
 @documented
@@ -178,6 +181,10 @@ def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
             rule = "integers are classes as they are, from 0 on"
             way = f"to number others, pass classes={listed}"
             raise DataError(f"classification: {error}; {rule}: {way}") from None
+    if min(numbers) == 1 and classes == number:
+        said = "classification: column %r holds integers from 1 on, so that class 0 has no rows; %s"
+        order = sorted(numbers) if number < 10 else listed
+        log.warning(said, label, f"to number them from 0, pass classes={order}")
     if number > max(1000, 10 * len(numbers)):
         got = f"integers up to {max(numbers):,}, and only {len(numbers):,} different ones"
         way = f"pass classes={listed} to number them, or name another column"

@@ -38,6 +38,8 @@ NUMBERS = (
     "duration",
 )
 CATEGORIES = ("string", "large_string", "str", "bool", "dictionary")
+#: Names of the index that pandas writes to CSV, writes again, and writes to Parquet.
+INDEX = ("", "Unnamed: 0", "__index_level_0__")
 LISTS = ("list", "large_list")
 #: How those begin that are predicted as numbers.
 FLOATS = ("float", "double", "halffloat", "decimal", "Decimal")
@@ -85,8 +87,9 @@ def tabular(
 
     Args:
         label: column to predict; by default the first of ``trainpipes_recipes.inputs.LABELS``.
-        numbers: columns of numbers, dates and times; by default all of them that are not named elsewhere, and
-            have a name: the index that pandas writes to CSV has none.
+        numbers: columns of numbers, dates and times; by default all of them that are not named elsewhere,
+            without the index that pandas writes: a column without a name, "Unnamed: 0" or
+            "__index_level_0__".
         categories: columns of texts, integers, bools, or lists of these; by default those of texts, bools
             and lists that are not named elsewhere. Name integers that are ids here.
         train: False to evaluate: every row once, in file order; of those that ``valid`` says, if given.
@@ -213,7 +216,7 @@ def _features(
     types: Mapping[str, str], label: str, numbers: Any, categories: Any
 ) -> tuple[list[str], list[str], list[str]]:
     """The columns of numbers and of categories, and which of the latter hold lists."""
-    taken = {label, *(numbers or ()), *(categories or ()), ""}
+    taken = {label, *(numbers or ()), *(categories or ()), *INDEX}
     free = {name: kind for name, kind in types.items() if name not in taken}
     if numbers is None:
         numbers = [name for name, kind in free.items() if kind.startswith(NUMBERS)]

@@ -242,6 +242,22 @@ def test_integers_below_0_are_numbered_by_classes() -> None:
     assert batch["labels"].tolist() == [0, 1]
 
 
+def test_classes_from_1_on_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"t {n}", "label": 1 + n % 3} for n in range(12)]
+    batch = classification(tp.from_dataset(rows), "bytes", batch_size=12, num_shards=1).peek()
+    assert sorted(set(batch["labels"].tolist())) == [1, 2, 3]
+    way = "to number them from 0, pass classes=[1, 2, 3]"
+    assert caplog.messages == [
+        f"classification: column 'label' holds integers from 1 on, so that class 0 has no rows; {way}"
+    ]
+    options: dict[str, Any] = {"classes": [1, 2, 3], "batch_size": 12, "num_shards": 1}
+    batch = classification(tp.from_dataset(rows), "bytes", **options).peek()
+    assert sorted(set(batch["labels"].tolist())) == [0, 1, 2]
+    from_0 = [{**row, "label": row["label"] - 1} for row in rows]
+    classification(tp.from_dataset([*from_0, {"text": "x", "label": 4}]), "bytes")
+    assert len(caplog.messages) == 1
+
+
 # Folders
 
 

@@ -265,3 +265,13 @@ def test_the_rate_of_training_scripts_is_that_of_transformers() -> None:
     theirs = transformers.get_scheduler("cosine", optimizer, 3, 20).lr_lambdas[0]
     for step in range(21):
         assert training.share_of_rate(3, 20, step) == pytest.approx(theirs(step), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_pandas_is_no_number_to_learn_from(name: str) -> None:
+    rows = tp.from_arrow(pa.table({name: range(8), "a": [0.5] * 8, "y": [0, 1] * 4}))
+    batch = tp.recipe("tabular", rows, label="y", batch_size=4, num_shards=1).peek()
+    assert batch["numbers"].shape == (4, 1)
+    if name:
+        asked = tp.recipe("tabular", rows, label="y", numbers=[name], batch_size=4, num_shards=1)
+        assert asked.peek()["numbers"].shape == (4, 1)

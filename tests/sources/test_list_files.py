@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import pickle
@@ -614,6 +615,21 @@ def test_names_that_tell_no_splits_are_read_without_a_word(
 ) -> None:
     assert len(list(tp.read_json(splits(tmp_path / "train_test", names)))) == len(names)
     assert not caplog.messages
+
+
+def test_files_that_are_there_compressed_too_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits(tmp_path, ["a.jsonl", "b.jsonl"])
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n'))
+    assert len(list(tp.read_json(tmp_path))) == 3
+    assert caplog.messages == [
+        "read_json: 1 files are read twice, as they are and compressed, such as "
+        f"{tmp_path}/b.jsonl.gz: leave one of each out"
+    ]
+    (tmp_path / "b.jsonl").unlink()
+    list(tp.read_json(tmp_path))
+    assert len(caplog.messages) == 1
 
 
 def test_splits_that_are_named_or_picked_are_read_without_a_word(

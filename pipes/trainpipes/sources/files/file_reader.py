@@ -70,6 +70,7 @@ class FileReader(ReadingSource, asks_inputs=True):
             if hasattr(stage, "predicate"):
                 files = self._kept(files, stage)
         self._check_names(files)
+        note_twins(files, self.name)
         urls = stages[0].urls
         if not stages[0].exact and (isinstance(urls, str) or len(urls) == 1):
             note_splits(files, urls if isinstance(urls, str) else urls[0], self.name)
@@ -143,6 +144,23 @@ def note_splits(files: FileList, url: str, caller: str) -> None:
             found.setdefault(SPLITS[word.lastindex or 0], part)
     if "train" in found and len(found) > 1:
         _say_splits(caller, url, ", ".join(sorted(found, key=SPLITS.index)), found["train"])
+
+
+def note_twins(files: FileList, caller: str) -> None:
+    """Log that files are listed as they are and compressed."""
+    names = files.known_names()
+    packed = [name for name in names if name.lower().endswith(COMPRESSED)]
+    there = {*names} if 0 < len(packed) < len(names) else set()
+    if twins := [name for name in packed if name.rpartition(".")[0] in there]:
+        _say_twins(caller, len(twins), twins[0])
+
+
+@once
+def _say_twins(caller: str, count: int, example: str) -> None:
+    said = (
+        "%s: %d files are read twice, as they are and compressed, such as %s: leave one of each out"
+    )
+    log.warning(said, caller, count, hidden(example))
 
 
 @once
