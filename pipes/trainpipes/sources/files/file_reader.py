@@ -133,7 +133,8 @@ SAMPLED_NAMES, MOST_NAMES = 1000, 0.9
 
 def note_splits(files: FileList, url: str, caller: str) -> None:
     """Log that a folder or pattern stands for training data and for others, if most names tell."""
-    names, found = files.relative_names(), {}
+    names = files.relative_names()
+    found: dict[str, str] = {}
     sample = names[:: max(1, len(names) // SAMPLED_NAMES)]
     if sum(SPLIT.search(name) is not None for name in sample) < MOST_NAMES * len(sample):
         return
