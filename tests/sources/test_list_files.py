@@ -624,8 +624,8 @@ def test_files_that_are_there_compressed_too_are_told_of(
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n'))
     assert len(list(tp.read_json(tmp_path))) == 3
     assert caplog.messages == [
-        "read_json: 1 files are read twice, as they are and compressed, such as "
-        f"{tmp_path}/b.jsonl.gz: leave one of each out"
+        "read_json: files that are there compressed, too, are read twice: 1, such as "
+        f"{tmp_path}/b.jsonl.gz; leave one of each out"
     ]
     (tmp_path / "b.jsonl").unlink()
     list(tp.read_json(tmp_path))

@@ -133,11 +133,15 @@ SAMPLED_NAMES, MOST_NAMES = 1000, 0.9
 
 def note_splits(files: FileList, url: str, caller: str) -> None:
     """Log that a folder or pattern stands for training data and for others, if most names tell."""
-    names = files.relative_names()
-    found: dict[str, str] = {}
-    sample = names[:: max(1, len(names) // SAMPLED_NAMES)]
-    if sum(SPLIT.search(name) is not None for name in sample) < MOST_NAMES * len(sample):
+
+    def tell(names: Sequence[str]) -> bool:
+        sample = names[:: max(1, len(names) // SAMPLED_NAMES)]
+        return sum(map(bool, map(SPLIT.search, sample))) >= MOST_NAMES * len(sample)
+
+    # Names below the folder take seconds of a million files.
+    if not tell(files.names) or not tell(names := files.relative_names()):
         return
+    found: dict[str, str] = {}
     for name, whole in zip(names, files.known_names(), strict=True):
         if (word := SPLIT.search(name)) is not None:
             rest = name[word.end() :]
@@ -158,9 +162,7 @@ def note_twins(files: FileList, caller: str) -> None:
 
 @once
 def _say_twins(caller: str, count: int, example: str) -> None:
-    said = (
-        "%s: %d files are read twice, as they are and compressed, such as %s: leave one of each out"
-    )
+    said = "%s: files that are there compressed, too, are read twice: %d, such as %s; leave one of each out"
     log.warning(said, caller, count, hidden(example))
 
 
