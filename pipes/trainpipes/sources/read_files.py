@@ -27,7 +27,7 @@ from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.planning.row_names import names_below
 from trainpipes.errors import ConfigError, shown
-from trainpipes.filesystems.retry import Requests, Retry
+from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local, listed_as
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.source import Place, RandomAccessSource
@@ -230,15 +230,19 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
         def unfit(why: str) -> errors.SchemaError:
             return errors.SchemaError(f"{self}: {path} {why}", path=path)
 
-        read = partial(_read_csv, path, self.storage_options, files.retry, self.name)
-        table = read({})
+        retry = files.retry
+        listed = ListFiles(
+            path, suffix="", storage_options=self.storage_options, retry=retry
+        ).files()
+        parsed = partial(_parsed_csv, _content(listed, Requests(retry), 0), path, self.name)
+        table = parsed({})
         column = next((name for name in NAMES if name in table.column_names), None)
         if column is None:
             there = f"one of {list(NAMES)}; its first line has {table.column_names}"
             raise unfit(f"needs a column with the files' names, {there}")
         for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
             raise unfit(f"has a column {name!r}, as rows have one already: rename it")
-        names = read({column: pa.string()}).column(column).to_pylist()  # 007 stays so
+        names = parsed({column: pa.string()}).column(column).to_pylist()  # 007 stays so
         if twice := repeated(names):
             raise unfit(f"has two rows for {twice[0]!r}: leave one out")
         rows = {name: row for row, name in enumerate(names)}
@@ -466,19 +470,12 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
     return files.pick(np.array(order, dtype=np.int64)), more
 
 
-def _read_csv(
-    path: str,
-    options: Mapping[str, Any] | None,
-    retry: Retry,
-    caller: str,
-    types: Mapping[str, pa.DataType],
+def _parsed_csv(
+    content: memoryview, path: str, caller: str, types: Mapping[str, pa.DataType]
 ) -> pa.Table:
-    listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
-    data = open_bytes(listed, 0)
+    how = pyarrow.csv.ConvertOptions(column_types=types)
     try:
-        content = pa.BufferReader(data.read([(0, data.size)])[0])
-        how = pyarrow.csv.ConvertOptions(column_types=types)
-        return pyarrow.csv.read_csv(content, convert_options=how)
+        return pyarrow.csv.read_csv(pa.BufferReader(content), convert_options=how)
     except pa.ArrowException as error:
         raise errors.UnreadableError(
             f"{caller}(labels): {path} cannot be read as CSV: "
