@@ -22,7 +22,7 @@ from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.folders import has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
 
-__all__ = ["OwnFolders", "folder_of", "in_folders", "texts_in_folders"]
+__all__ = ["OwnFolders", "folder_of", "in_folders", "rooted", "texts_in_folders"]
 
 #: How names of videos end.
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
@@ -128,6 +128,23 @@ class OwnFolders(RunStage, takes="columns", asks_inputs=True):
             null = values.is_null()
             values = pa.StructArray.from_arrays([*fields.values()], names=[*fields], mask=null)
         return run.with_block(block.with_data(with_column(table, self.column, values)))
+
+
+def rooted(
+    rows: Pipeline,
+    column: str,
+    files: Any,
+    folder: str | os.PathLike[str] | None,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[Pipeline, str | os.PathLike[str] | None]:
+    """The rows of a recipe's ``files``, and the folder where their paths begin: the given one, else that of
+    the files; else, of several folders, paths are made whole.
+    """
+    if folder is None and isinstance(files, str | os.PathLike):
+        folder = folder_of(os.fspath(files), storage_options)
+    if folder is None and not isinstance(files, Pipeline):
+        rows = rows.then(OwnFolders(column))
+    return rows, folder or None
 
 
 def _joined(folders: list[str], paths: pa.Array) -> pa.Array:

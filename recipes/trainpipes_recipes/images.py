@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes_recipes.folders import OwnFolders, folder_of
+from trainpipes_recipes.folders import rooted
 from trainpipes_recipes.inputs import LABELS, Input, OnBadRow, documented
 
 __all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
@@ -119,13 +119,10 @@ def images(
     content = first.get("bytes") if isinstance(first, Mapping) else first
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     if content is None or isinstance(content, str):
-        if folder is None and isinstance(files, str | os.PathLike):
-            folder = folder_of(os.fspath(files), storage_options)
-        if folder is None and not isinstance(files, Pipeline):
-            rows = rows.then(OwnFolders(image))
+        rows, folder = rooted(rows, image, files, folder, storage_options)
     if not isinstance(first, np.ndarray | Tensor):
         rows = rows.decode_image(
-            image, output_column=image, on_error=on_error, min_size=min_size, folder=folder or None,
+            image, output_column=image, on_error=on_error, min_size=min_size, folder=folder,
             storage_options=storage_options,
         )  # fmt: skip
     if not train:

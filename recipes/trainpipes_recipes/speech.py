@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
-from trainpipes_recipes.folders import OwnFolders, folder_of
+from trainpipes_recipes.folders import rooted
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
 
 __all__ = ["speech"]
@@ -114,19 +114,10 @@ def speech(
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
-    if folder is None and isinstance(files, str | os.PathLike):
-        folder = folder_of(os.fspath(files), storage_options)
-    in_own_folders = folder is None and not isinstance(files, Pipeline)
-    reading: Any = {
-        "on_error": on_error,
-        "storage_options": storage_options,
-        "folder": folder or None,
-    }
-
     rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
-    if in_own_folders:
-        rows = rows.then(OwnFolders(output))
+    rows, folder = rooted(rows, output, files, folder, storage_options)
+    reading: Any = {"on_error": on_error, "storage_options": storage_options, "folder": folder}
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
     rows = rows.tokenize(
