@@ -98,6 +98,8 @@ def classification(
         known = classes if named else width
     elif classes is None:
         known, counts = classes_of(labels, label)
+        if not train and not isinstance(known, int) and _class_names(labels, label) is None:
+            data.warn_of_own_classes()
 
     rows = data.rows([*texts, label]) if ready is None else ready
     if isinstance(several, list):

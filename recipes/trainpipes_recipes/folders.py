@@ -22,7 +22,10 @@ from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.folders import has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
 
-__all__ = ["OwnFolders", "folder_of", "in_folders", "rooted", "texts_in_folders"]
+__all__ = ["OwnFolders", "folder_of", "in_folders", "metadata_in", "rooted", "texts_in_folders"]
+
+#: Tables of a folder that list its files, as Hugging Face's ImageFolder takes them.
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 
 #: How names of videos end.
 ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
@@ -39,6 +42,18 @@ def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str | No
         return files
     folder = os.path.dirname(files)
     return None if has_magic(folder) and not is_folder(folder) else folder
+
+
+def metadata_in(files: Any, storage_options: Mapping[str, Any] | None) -> Any:
+    """The table that lists the files of a folder, if ``files`` is such a folder; else ``files``."""
+    if not isinstance(files, str | os.PathLike):
+        return files
+    path = os.fspath(files)
+    if folder_of(path, storage_options) != path:
+        return files
+    system, root = open_system(path, storage_options or {})
+    there = (name for name in METADATA if system.isfile(f"{root.rstrip('/')}/{name}"))
+    return next((os.path.join(path, name) for name in there), files)
 
 
 def in_folders(

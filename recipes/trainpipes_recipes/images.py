@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes_recipes.folders import rooted
+from trainpipes_recipes.folders import metadata_in, rooted
 from trainpipes_recipes.inputs import LABELS, Input, OnBadRow, documented
 
 __all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
@@ -64,16 +64,17 @@ def images(
     (``write_memmap`` of the decoded rows).
 
     Args:
-        files: a folder with a folder of pictures for each class; files of any format (tar archives,
-            Parquet with bytes or images, a CSV with paths, a folder that ``write_memmap`` wrote,
-            ...); or a pipeline of rows.
+        files: a folder with a folder of pictures for each class, or with a metadata.csv or .jsonl that
+            names its pictures; files of any format (tar archives, Parquet with bytes or images, a
+            CSV with paths, a folder that ``write_memmap`` wrote, ...); or a pipeline of rows.
         image: column of the pictures, as bytes, paths, URLs, or arrays uint8 ``[C, H, W]``; by
             default the first of image, img, picture, photo, jpg, jpeg, png, webp, bytes, pixels,
             path and a few more.
         label: column of the classes, numbers or names; by default the first of label, labels,
             class, category, target and a few more. Folders are numbered in the order of their
             names.
-        classes: the names of all classes, in the order of their numbers.
+        classes: the names of all classes, in the order of their numbers. To evaluate, pass those of
+            the training, as folders are numbered by the names that are there.
         size: H and W, in pixels.
         train: False to evaluate: every row once, in file order, cut to the middle.
         scale: to train, the least and greatest share of a picture's area to cut out, 0 to 1.
@@ -103,6 +104,7 @@ def images(
     >>> batch["images"].shape, batch["images"].dtype, batch["labels"]
     (torch.Size([6, 3, 4, 4]), torch.float32, tensor([1, 0, 0, 0, 1, 1]))
     """
+    files = metadata_in(files, storage_options)
     data = Input("images", files, storage_options)
     (image,) = data.find({"image": image}, [(name,) for name in PICTURES])
     if label is None and classes is not None and "class" in data.columns:
@@ -113,6 +115,9 @@ def images(
             raise SchemaError(f"images: there is no column {name!r}, only {data.columns}")
     # Python's rows stay as they are: pictures of different sizes make no column.
     rows = data.rows(None if isinstance(files, Pipeline) else [image, label])
+    by_folders = any(getattr(stage, "labels", None) == "folder" for stage in rows.stages)
+    if by_folders and label == "label" and classes is None and not train:
+        data.warn_of_own_classes()
 
     first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})[image]
     first = data.first(image) if first is None else first

@@ -315,6 +315,11 @@ class Input:
             if isinstance(value, bool) if name == "label" else value:
                 log.warning("%s: column %r is not used: %s", self.recipe, name, way)
 
+    def warn_of_own_classes(self) -> None:
+        """Log that data to evaluate on may number its classes otherwise than the training did."""
+        said = "%s: classes are numbered in the order of the names that are here; %s"
+        log.warning(said, self.recipe, "where the training had others, pass its classes=[...]")
+
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is a context."""
         self.warn_of_unused(*columns, context)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError, random_crop
-from trainpipes_recipes.folders import in_folders
+from trainpipes_recipes.folders import in_folders, rooted
 from trainpipes_recipes.images import CLASSES, MEAN, STD, Labelled
 from trainpipes_recipes.inputs import Input, OnBadRow, documented
 
@@ -56,7 +56,7 @@ def video_classification(
             more.
         label: column of the classes, numbers or names; as in ``images``.
         classes: the names of all classes, in the order of their numbers; of folders that of their
-            names, by default.
+            names, by default; to evaluate, pass those of the training.
         num_frames: T, the middles of equal parts of a clip.
         seconds: to train, of a clip at a random place; None for whole videos. Evaluation takes whole
             videos.
@@ -66,7 +66,8 @@ def video_classification(
         flip: to train, the probability of mirroring left to right.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
-        folder: that paths in a column are relative to.
+        folder: that paths are relative to; by default the folder of ``files``; of a list, or of a
+            pattern of several folders, that of each row's file.
         on_error: for videos that cannot be decoded: "raise"; or "skip" and log how many.
         seed: for the order of rows, the clips, crops and flips.
 
@@ -88,11 +89,15 @@ def video_classification(
     >>> batch["pixel_values"].shape, batch["labels"].sort().values
     (torch.Size([4, 4, 3, 16, 16]), tensor([0, 0, 1, 1]))
     """
+    own_classes = False
     listed = None if video or label else in_folders("video_classification", files, storage_options)
     if listed is not None:
         files, folder, names = listed
+        own_classes = classes is None and not train
         classes = names if classes is None else classes
     data = Input("video_classification", files, storage_options)
+    if own_classes:
+        data.warn_of_own_classes()
     (video,) = data.find({"video": video}, [(name,) for name in VIDEOS])
     (label,) = data.find({"label": label}, [(name,) for (name,) in CLASSES if name != video])
     for name in (video, label):
@@ -101,7 +106,10 @@ def video_classification(
             raise SchemaError(said)
     rows = data.rows(None if isinstance(files, Pipeline) else [video, label])
 
-    rows = data.arrange(rows, train, buffer_size, seed, num_shards).decode_video(
+    rows = data.arrange(rows, train, buffer_size, seed, num_shards)
+    if not isinstance(files, Pipeline) and not isinstance(data.first(video), bytes):
+        rows, folder = rooted(rows, video, files, folder, storage_options)
+    rows = rows.decode_video(
         video,
         num_frames=num_frames,
         duration=random_crop(seconds) if train and seconds is not None else None,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import Pipeline
+from trainpipes_recipes.folders import metadata_in
 from trainpipes_recipes.inputs import CONVERSATIONS, PAIRS, Input, OnBadRow, balanced, documented
 from trainpipes_recipes.vision import Processor
 from trainpipes_recipes.vision_pack import PackBatches
@@ -12,7 +13,10 @@ from trainpipes_recipes.vision_rows import VisionBatches, VisionRows
 __all__ = ["vision_chat"]
 
 #: Common names of columns of pictures, the first one that is there is taken.
-PICTURES = ("images", "image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+PICTURES = (
+    "images", "image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp",
+    "image_path", "file_name",
+)  # fmt: skip
 
 
 @documented
@@ -86,6 +90,7 @@ def vision_chat(
         UnreadableError: a picture is missing or damaged.
         DataError: another row is bad.
     """
+    files = metadata_in(files, storage_options)
     data = Input("vision_chat", files, storage_options)
     talks = [*CONVERSATIONS, ("json",)]
     if prompt is None and response is None and (messages or _has(data, talks)):

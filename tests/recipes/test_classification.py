@@ -273,6 +273,20 @@ def reviews(folder: Path, count: int = 12) -> Path:
     return folder
 
 
+def test_classes_of_data_to_evaluate_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = tp.from_dataset([{"text": "a", "label": "cat"}, {"text": "b", "label": "ant"}])
+    numbers = tp.from_dataset([{"text": "a", "label": 0}, {"text": "b", "label": 1}])
+    classification(rows, "bytes", num_shards=1)
+    classification(rows, "bytes", train=False, classes=["ant", "bee", "cat"])
+    classification(numbers, "bytes", train=False)
+    assert caplog.messages == []
+    classification(rows, "bytes", train=False)
+    assert caplog.messages == [
+        "classification: classes are numbered in the order of the names that are here; where the "
+        "training had others, pass its classes=[...]"
+    ]
+
+
 def test_a_folder_for_each_class_gives_each_text_with_its_class(tmp_path: Path) -> None:
     folder = reviews(tmp_path / "a[1]")
     (folder / "pos/bom.txt").write_bytes(b"\xef\xbb\xbfpos with a mark")

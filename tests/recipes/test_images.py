@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -283,6 +285,39 @@ def test_a_table_of_paths_gives_its_pictures(column: str, tmp_path: Path) -> Non
         assert dict(zip(order, labels.tolist(), strict=True)) == expected
     with pytest.raises(tp.errors.UnreadableError, match=f"in {tmp_path}, where paths begin"):
         images(tmp_path / "train.csv", **options).peek()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_folder_with_a_table_of_its_pictures(kind: str, tmp_path: Path) -> None:
+    in_folders(tmp_path)
+    names = [f"{CLASSES[label]}/{n:02}.png" for n, label in enumerate(LABELS)]
+    table = pa.table({"file_name": names, "label": LABELS})
+    path = tmp_path / f"pictures/metadata.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "csv":
+        csv.write_csv(table, path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    options: dict[str, Any] = {**SMALL, "train": False, "normalize": False, "resize": SIDE}
+    for files in (tmp_path / "pictures", str(tmp_path / "pictures"), f"file://{tmp_path}/pictures"):
+        batches = list(images(files, **options))
+        assert torch.cat([batch["images"] for batch in batches]).equal(torch.from_numpy(PIXELS))
+        assert torch.cat([batch["labels"] for batch in batches]).tolist() == LABELS
+
+
+def test_classes_of_folders_to_evaluate_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = in_folders(tmp_path)
+    images(folder, **SMALL)
+    images(folder, train=False, classes=CLASSES, **SMALL)
+    images(in_parquet(tmp_path), train=False, **SMALL)
+    assert caplog.messages == []
+    images(folder, train=False, **SMALL)
+    images(tp.read_images(str(folder)), train=False, **SMALL)
+    said = "images: classes are numbered in the order of the names that are here; where the training had "
+    assert caplog.messages == [f"{said}others, pass its classes=[...]"] * 2
 
 
 def test_structs_with_paths_alone_begin_at_their_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import trainpipes as tp
 from resuming import check_resume
+from trainpipes.testing import digest
 from trainpipes_recipes import video_classification
 from video_fixtures import video
 
@@ -81,6 +82,31 @@ def test_the_same_comes_of_tables_rows_and_servers(clips: Path) -> None:
         for batch, same in zip(given, expected, strict=True):
             assert torch.equal(batch["pixel_values"], same["pixel_values"])
             assert torch.equal(batch["labels"], same["labels"])
+
+
+def test_paths_of_a_table_begin_at_its_folder(clips: Path) -> None:
+    lines = [
+        f"{path.relative_to(clips)},{path.parent.name}" for path in clips.glob("[a-z]*/[0-9]*.mp4")
+    ]
+    (clips / "a.csv").write_text("\n".join(["path,class", *sorted(lines)[:5]]))
+    (clips / "b.csv").write_text("\n".join(["path,class", *sorted(lines)[5:]]))
+    options = {**SMALL, "train": False, "classes": ["jump", "run", "sit"]}
+    wanted = [digest(batch) for batch in video_classification(clips, **options)]
+    for files in (clips / "*.csv", [clips / "a.csv", str(clips / "b.csv")]):
+        assert [digest(batch) for batch in video_classification(files, **options)] == wanted
+
+
+def test_classes_of_folders_to_evaluate_are_told_of(
+    clips: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    video_classification(clips, **SMALL)
+    video_classification(clips, train=False, classes=["jump", "run", "sit"], **SMALL)
+    assert caplog.messages == []
+    video_classification(clips, train=False, **SMALL)
+    assert caplog.messages == [
+        "video_classification: classes are numbered in the order of the names that are here; where the "
+        "training had others, pass its classes=[...]"
+    ]
 
 
 def test_what_is_wrong_is_said(clips: Path, tmp_path: Path) -> None:

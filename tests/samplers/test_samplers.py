@@ -267,6 +267,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "negative weights": (lambda: WeightedRandomSampler([1, -1], 2), "got -1.0 for row 1"),
     "infinite weights": (lambda: WeightedRandomSampler([1, math.inf], 2), "finite"),
     "weights that sum to 0": (lambda: WeightedRandomSampler([0, 0], 2), "above 0 for some row"),
+    "weights that sum to no number": (lambda: WeightedRandomSampler([1e308] * 3, 2), "a sum of inf"),
     "weights of weights": (lambda: WeightedRandomSampler([[1.0]], 2), r"for each row.*got \[\[1.0\]\]"),
     "words as weights": (lambda: WeightedRandomSampler(["a"], 2), "must be a number"),
     "more draws than rows": (lambda: WeightedRandomSampler([1, 0, 1], 3, False), "only 2 rows"),
@@ -392,6 +393,13 @@ def test_a_state_of_another_sampler_is_refused():
         iter(RandomSampler(10, seed=2)).load_state_dict(state)
     with pytest.raises(tp.StateError, match=r"of the sampler \[\], and this is"):
         iter(RandomSampler(10)).load_state_dict([])  # type: ignore[arg-type]
+    state = iter(RandomSampler(10)).state_dict()
+    with pytest.raises(
+        tp.StateError, match="over 10 rows, and this one is over 20: make the sampler"
+    ):
+        iter(RandomSampler(20)).load_state_dict(state)
+    del state["rows"]  # older states have none
+    iter(RandomSampler(20)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

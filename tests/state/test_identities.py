@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,17 @@ def identity(pipe: tp.Pipeline) -> Any:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_state_knows_a_stage_by_its_options(name: str, folder: Path, golden: Any) -> None:
     golden("identities.json", {name: identity(EVERY[name](folder))}, whole=False)
+
+
+def scaled(row: Any, *, by: torch.Tensor) -> Any:
+    return {"x": row["x"] * by}
+
+
+@pytest.mark.parametrize("size", [1, 3, 5000])
+def test_tensors_as_options_are_known_by_all_their_digits(size: int) -> None:
+    rows = tp.from_arrow(pa.table({"x": [1.0, 2.0]}))
+    by = torch.full((size,), 0.1)
+    state = rows.map(partial(scaled, by=by)).state_dict()
+    rows.map(partial(scaled, by=by.clone())).load_state_dict(state)
+    with pytest.raises(tp.StateError, match="by"):
+        rows.map(partial(scaled, by=by + 1e-6)).load_state_dict(state)

@@ -406,7 +406,7 @@ def identify(value: Any) -> Any:
             content = repr([identify(part) for part in value.reshape(-1).tolist()]).encode()
         digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{value.dtype}{list(value.shape)}:{digest}"
-    if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
+    if isinstance(value, torch.Tensor) and _is_rounded(value):
         return f"{value.dtype}{list(value.shape)}:{tensor_digest(value)[:16]}"
     if isinstance(value, pa.Table):
         return f"table[{len(value)}]:{table_digest(value)[:16]}"
@@ -424,6 +424,12 @@ def identify(value: Any) -> Any:
     return _identify_text(
         f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
     )
+
+
+def _is_rounded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's text leaves some of its numbers, or digits of them, out."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() > 1000 or (floats and tensor.layout is torch.strided)
 
 
 def _identify_text(text: str) -> str:

@@ -27,7 +27,7 @@ class RowSampler(Sampler[int]):
     """The base of all samplers of rows. A sampler of your own defines ``length`` and ``index``.
 
     Each ``iter()`` is the next epoch; ``set_epoch`` chooses another. The iterator has ``state_dict`` and
-    ``load_state_dict``: epoch, position, and the sampler's identity.
+    ``load_state_dict``: epoch, position, the number of rows, and the sampler's identity.
 
     Args:
         rows: number of rows to choose from; a pipeline needs none.
@@ -150,13 +150,19 @@ class Draws(Iterator[int]):
     def state_dict(self) -> dict[str, Any]:
         """Where the next index stands, of JSON types."""
         epoch = self._sampler._epoch if self._epoch is None else self._epoch
-        return {"epoch": epoch, "position": self._at, "of": self._of}
+        return {"epoch": epoch, "position": self._at, "rows": self._rows, "of": self._of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state was taken, also of another number of replicas."""
         of = state.get("of") if isinstance(state, dict) else state
         if of != self._of:
             raise StateError(f"this state is of the sampler {of}, and this is {self._of}")
+        rows = state.get("rows", self._rows)
+        if rows != self._rows:
+            raise StateError(
+                f"this state is of a sampler over {rows:,} rows, and this one is over {self._rows:,}: make "
+                "the sampler for the same dataset"
+            )
         self._epoch, self._at = int(state["epoch"]), int(state["position"])
         self._sampler._epoch = self._epoch + 1
         self._held, self._next = [], 0
@@ -443,9 +449,11 @@ class WeightedRandomSampler(RowSampler):
         for row in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))[:1]:
             got = f"got {numbers[row]} for row {row:,}"
             raise ConfigError(f"WeightedRandomSampler(weights) must be finite and 0 or more, {got}")
-        require(
-            numbers.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights
-        )
+        with np.errstate(over="ignore"):
+            total = numbers.sum()
+        option = "WeightedRandomSampler(weights)"
+        require(total > 0, option, "above 0 for some row", weights)
+        require(np.isfinite(total), option, "numbers whose sum is finite", f"a sum of {total}")
         super().__init__(len(numbers))
         self.weights = numbers
         option = "WeightedRandomSampler(num_samples)"
