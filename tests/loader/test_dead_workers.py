@@ -185,11 +185,13 @@ def test_a_function_of_columns_whose_worker_is_killed_gets_the_same_rows_again(
 
     def noting(columns: pa.Table) -> pa.Table:
         name = f"{columns['id'][0]}-{len(columns)}"
-        died = not any(tmp_path.iterdir())
-        (tmp_path / f"{name}-{'died' if died else 'done'}").touch()
-        if died:
-            os._exit(3)
-        return columns
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            (tmp_path / f"{name}-done").touch()
+            return columns
+        (tmp_path / f"{name}-died").touch()
+        os._exit(3)
 
     rows = tp.from_arrow(TABLE).map_batches(noting, version="1").batch(2)
     assert [*numbers(iter(tp.Loader(rows, num_workers=2)))] == WHOLE
