@@ -247,3 +247,15 @@ def test_a_reader_may_filter_by_a_column_that_it_does_not_give(tmp_path: Path) -
     options: dict[str, Any] = {"columns": ["y"], "filter": pc.field("x") >= 100}
     rows = tp.read_parquet(str(tmp_path), **options)
     assert tp.Loader(rows.batch(8)).estimate_len() == 38
+
+
+@pytest.mark.parametrize("most", [None, 3, 1000])
+@pytest.mark.parametrize("first", [0, 10, 1000])
+def test_batches_that_are_taken_or_skipped_count(most: int | None, first: int) -> None:
+    small = tp.from_arrow(TABLE.slice(0, 300)).sharding_filter(4).pack(512).batch(2).skip(first)
+    pipe = small if most is None else small.take(most)
+    loader = tp.Loader(pipe, threads=0)
+    if first == 1000:
+        assert loader.estimate_len() == 0
+    else:
+        assert loader.estimate_len() == len(list(loader)) > 0

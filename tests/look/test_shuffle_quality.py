@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from trainpipes.samplers import RandomSampler, SubsetRandomSampler
 from trainpipes.testing import shuffle_quality
 
 FILES = [700, 0, 1300, 1000]
@@ -152,3 +153,22 @@ def test_what_is_no_order_is_refused():
         shuffle_quality(np.array([[1, 2]]))
     with pytest.raises(tp.ConfigError, match="give the numbers of its rows"):
         shuffle_quality(tp.from_iterable(lambda: iter(range(9))))
+
+
+@pytest.mark.parametrize("step", [1, 97])
+@pytest.mark.parametrize("skipped", [0, 1000])
+def test_rows_that_a_sampler_leaves_out_are_not_there(step: int, skipped: int) -> None:
+    rows = tp.from_dataset(list(range(100_000))).skip(skipped)
+    sampler = SubsetRandomSampler(range(0, 1000 * step, step))
+    quality = rows.shuffle(sampler=sampler).batch(10).stats(50).shuffle
+    assert quality is not None
+    assert (quality.rows, quality.epoch_rows) == (500, 1000)
+    assert abs(quality.neighbor_distance - 1 / 3) < 0.05
+    assert abs(quality.files_per_batch - quality.random_files_per_batch) < 0.5
+
+
+def test_rows_that_a_sampler_draws_of_all_measure_as_random() -> None:
+    drawn = tp.from_dataset(list(range(100_000))).shuffle(sampler=RandomSampler(num_samples=1000))
+    quality = shuffle_quality(drawn, batch_size=10)
+    assert abs(quality.neighbor_distance - 1 / 3) < 0.05
+    assert quality.files > 10

@@ -17,6 +17,7 @@ import torch
 import trainpipes as tp
 from resuming import check_resume
 from trainpipes.config import loads
+from trainpipes.samplers import SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.testing import digest
 
 AGE = {"age": {"mean": 40.0, "std": 10.0}}
@@ -324,3 +325,19 @@ def test_what_cannot_be_saved_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match=r"save\(\): .*nowhere/fitted.json cannot be written"):
         fitted.save(tmp_path / "nowhere" / "fitted.json")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_fitted_rows_are_those_that_come(rows: int | None) -> None:
+    values = tp.from_arrow(
+        pa.table({"x": [float(n) for n in range(20)], "c": ["a"] * 10 + ["b"] * 10})
+    )
+    for pipe in (
+        values.shuffle(sampler=SubsetRandomSampler([0, 1, 2])),
+        values.shuffle(sampler=WeightedRandomSampler([1.0] * 3 + [0.0] * 17, 3, replacement=False)),
+        values.shuffle(20, seed=1).take(3),
+    ):
+        seen = [row["x"] for row in pipe][:rows]
+        fitted = pipe.fit_columns("x", "c", rows=rows)
+        assert fitted.rows == len(seen)
+        assert fitted.numbers["x"]["mean"] == pytest.approx(np.mean(seen))

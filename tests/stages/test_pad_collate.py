@@ -576,3 +576,19 @@ def test_what_is_advised_for_a_number_that_does_not_fit_holds_it(
     assert batch["x"].reshape(-1).tolist() == [
         row[0] if isinstance(row, list) else row for row in column.to_pylist()
     ]
+
+
+def test_arrays_of_one_length_are_padded_as_those_of_several_where_that_is_said() -> None:
+    def shapes(pipe: tp.Pipeline, **options: Any) -> list[Any]:
+        return [(tuple(b["x"].shape), b["x"].dtype) for b in pipe.pad_collate(**options)]
+
+    rows = tp.from_dataset([{"x": np.ones((n, 2))} for n in (3, 3, 3, 4)]).batch(2)
+    assert (
+        shapes(rows, columns={"x": {"pad_to_multiple_of": 8}}) == [((2, 8, 2), torch.float32)] * 2
+    )
+    assert shapes(rows, columns={"x": {"max_length": 2}}) == [((2, 2, 2), torch.float32)] * 2
+    sounds = tp.from_dataset([{"audio": np.zeros(n, np.float32)} for n in (1600, 1600, 1600, 800)])
+    spectrograms = sounds.log_mel(time_first=True, output_column="x").batch(2)
+    assert shapes(spectrograms) == [((2, 10, 80), torch.float32)] * 2
+    assert shapes(spectrograms, max_length=6) == [((2, 6, 80), torch.float32)] * 2
+    assert shapes(spectrograms, pad_to_multiple_of=8) == [((2, 16, 80), torch.float32)] * 2

@@ -9,11 +9,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import trainpipes as tp
 from drawn import examples
 from tokenizer_fixtures import bpe, bracketed, column
 from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
+
+
+def words(*known: str) -> Tokenizer:
+    numbers = {word: number for number, word in enumerate(known)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=known[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
 
 
 @cache
@@ -80,3 +89,45 @@ class TestPairs:
         stage = Tokenize(tokenizer=bpe("$A", "$A $B:1 $A"), columns=["a", "b"], pair=True)
         with pytest.raises(ConfigError, match="writes each text of a pair once"):
             column(stage, pa.table({"a": ["x"], "b": ["y"]}))
+
+
+#: By the template of pairs: the ids of "a a a a" and "b c" and those in the loss of the second text, whole
+#: and cut to 6 tokens; 6 is the end token, 4 and 5 are special ones.
+PAIRS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
+    "$A $B:1": (
+        [0, 0, 0, 0, 1, 2, 6], [-100, -100, -100, -100, 1, 2, 6],
+        [0, 0, 0, 1, 2, 6], [-100, -100, -100, 1, 2, -100],
+    ),
+    "[CLS] $A [SEP] $B:1 [SEP]:1": (
+        [4, 0, 0, 0, 0, 5, 1, 2, 5, 6], [-100] * 6 + [1, 2, -100, 6],
+        [4, 0, 5, 1, 5, 6], [-100] * 3 + [1, -100, -100],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", PAIRS)
+def test_the_loss_is_on_the_texts_that_are_named(template: str) -> None:
+    def labelled(labels: Any, **options: Any) -> tuple[list[int], list[int]]:
+        tokenizer = words("a", "b", "c", "[UNK]", "[CLS]", "[SEP]", "</s>")
+        special = [("[CLS]", 4), ("[SEP]", 5)]
+        tokenizer.post_processor = processors.TemplateProcessing("$A", template, special)
+        pipe = rows.tokenize(tokenizer, ["x", "y"], pair=True, labels=labels, **options)
+        row = next(iter(pipe))
+        return row["input_ids"], row["labels"]
+
+    rows = tp.from_arrow(pa.table({"x": ["a a a a"], "y": ["b c"]}))
+    whole, second, cut, second_cut = PAIRS[template]
+    assert labelled("y", add_eos="</s>") == (whole, second)
+    assert labelled(["y"], add_eos="</s>", max_length=6) == (cut, second_cut)
+    first = [n if n == 0 else -100 for n in whole[:-1]]
+    assert labelled("x") == (whole[:-1], first)
+    assert labelled(True, add_eos="</s>") == (whole, whole)
+    assert labelled(True, add_eos="</s>", max_length=6) == (cut, [*cut[:-1], -100])
+    assert labelled("y", add_eos="</s>", max_length=6, truncation_side="left")[1][-1] == 6
+
+
+def test_explain_says_how_many_pairs_were_cut() -> None:
+    rows = tp.from_arrow(pa.table({"x": ["a a a a", "a"], "y": ["b c", "c"]}))
+    pipe = rows.tokenize(words("a", "b", "c"), ["x", "y"], pair=True, max_length=5)
+    list(pipe)
+    assert "1 of 2 texts cut to max_length=5 (1 tokens)" in str(pipe.explain())

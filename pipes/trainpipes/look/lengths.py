@@ -198,7 +198,9 @@ def _of_whole_shards(plan: Plan) -> float | None:
         items = sum(
             last - first for shard in sample for first, last in _runs(Lane(sampled, shard, 0))
         )
-    return items / count * shards * (chain.times or 1)
+    items = items / count * shards
+    items = items if chain.stop_batches is None else min(items, chain.stop_batches)
+    return max(0.0, items - chain.skip_batches) * (chain.times or 1)
 
 
 def _runs(lane: Lane) -> Iterator[tuple[int, int]]:

@@ -28,6 +28,7 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.row_steps import Unread
 from trainpipes.order.permutation import turn_order
+from trainpipes.samplers import RandomSampler
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.order import Balance
 from trainpipes.stages.pack import Pack
@@ -143,6 +144,15 @@ def order_quality(
     numbers = np.concatenate([np.empty(0, dtype=np.int64), *items])
     files, lengths = source.file_of_block, source.lengths
     used = BlockTable(lengths, chain.skip_rows, chain.stop_rows).lengths
+    sampler = chain.shuffle.sampler if chain.shuffle is not None else None
+    if chain.drawn is not None and sampler is not None and not isinstance(sampler, RandomSampler):
+        # Rows that it does not name are not there: the others are numbered without them.
+        rows = int(used.sum())
+        named = np.unique(chain.drawn.index(epoch, 0, chain.drawn.length(rows), rows))
+        named += chain.skip_rows
+        numbers = np.searchsorted(named, numbers)
+        blocks = np.searchsorted(np.cumsum(lengths), named, side="right")
+        lengths = used = np.bincount(blocks, minlength=len(lengths))
     if files is not None:
         lengths, used = (np.bincount(files, weights=n).astype(np.int64) for n in (lengths, used))
     return _measured(numbers, lengths, used, size, plan.inputs.epoch_rows or 0)

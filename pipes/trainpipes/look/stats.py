@@ -417,8 +417,8 @@ def label_counts(pipeline: Record, column: str) -> dict[Label, int]:
     counts: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
-            above = [s for s in stages[place + 1 :] if isinstance(s, ORDERING) or _chooses(s)]
-            if stage.counts is not None and not any(map(_chooses, above)):
+            above = [s for s in stages[place + 1 :] if isinstance(s, ORDERING) or chooses(s)]
+            if stage.counts is not None and not any(map(chooses, above)):
                 return dict(enumerate(stage.counts))
             counts.update(dict.fromkeys(range(stage.num_classes), 0))
             stages[place + 1 :] = above
@@ -443,15 +443,19 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
     return [part for pipeline in mixed for part in _parts([*pipeline._stages, *above])]
 
 
-def _chooses(stage: Stage) -> bool:
+def chooses(stage: Stage) -> bool:
     """Whether it says which rows come: ``take`` and ``skip``, or a sampler."""
     drawn = isinstance(stage, kinds.ShuffleStage) and stage.sampler is not None
     return drawn or isinstance(stage, kinds.CountingStage)
 
 
+def order_counts(stages: Sequence[Stage]) -> bool:
+    """Whether which rows come depends on their order."""
+    return any(isinstance(s, Mix | kinds.PackingStage) or chooses(s) for s in stages)
+
+
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    ordered = any(isinstance(s, Mix | kinds.PackingStage) or _chooses(s) for s in stages)
-    left = kinds.without(stages, AGAIN if ordered else ORDERING)
+    left = kinds.without(stages, AGAIN if order_counts(stages) else ORDERING)
     above: list[Stage] = []
     while True:
         stage: Any = left.pop()

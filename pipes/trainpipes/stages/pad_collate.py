@@ -217,17 +217,21 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
     _pack: ClassVar[Pack | None] = None
     _kept: ClassVar[Collection[str]] = ()
+    #: Columns whose arrays are padded also where all of a batch have the same length.
+    _of_any_length: ClassVar[Collection[str]] = ()
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         ids = makers_of_columns(below)
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         as_lists = kept_columns(below)
-        return (
-            super()
-            ._resolve(below)
-            ._resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists)
-        )
+        lengths = {"max_length", "pad_to_multiple_of"}
+        named = (name for name, own in (self.columns or {}).items() if lengths & {*own})
+        of_sound = (made.output_column for made in below if getattr(made, "time_first", False))
+        return super()._resolve(below)._resolved(
+            _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists,
+            _of_any_length={*named, *of_sound},
+        )  # fmt: skip
 
     @property
     def _side_below(self) -> Side:
@@ -368,10 +372,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         column = read_columns.read(values, name, self, ids)
         length = (self.lengths or {}).get(name)
         named = self._masks.get(name) or length
-        if isinstance(column, read_columns.Even) and named is not None and column.values.ndim > 2:
-            rows, each, *inner = (
-                column.values.shape
-            )  # of arrays that happen to have the same length
+        of_any_length = named is not None or name in self._of_any_length
+        if isinstance(column, read_columns.Even) and of_any_length and column.values.ndim > 2:
+            rows, each, *inner = column.values.shape  # arrays that happen to have the same length
             column = read_columns.Ragged(
                 column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64)
             )

@@ -23,7 +23,7 @@ from trainpipes._internal.checks import (
     whole_number,
 )
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.messages import nearest, warn_once
+from trainpipes._internal.messages import nearest
 from trainpipes.columns import arrays
 from trainpipes.columns.block import BadCell, Block, first_bad
 from trainpipes.columns.packing import IGNORED
@@ -360,6 +360,10 @@ class Tokenize(Tokenizes):
     def _cut(self) -> WereCut:
         return WereCut(self)
 
+    def _count_cut(self, gone: IntArray) -> None:
+        if self.max_length is not None:
+            self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
+
     def _tallies(self) -> Sequence[Tally]:
         return (*super()._tallies(), self._cut)
 
@@ -395,7 +399,7 @@ class Tokenize(Tokenizes):
         """The columns of ids, and which rows with labels were cut, bool ``[rows]``."""
         if self.pair:
             first, second = (texts[name] for name in self._texts)
-            return self._encode_pairs((first, second), numbers), None
+            return self._encode_pairs((first, second), numbers)
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -409,32 +413,16 @@ class Tokenize(Tokenizes):
         cut = None
         for output, names in outputs.items():
             segments = [self.maker.encode(texts[name], numbers) for name in names]
-            self._warn_of_second(segments, prefix, suffix)
+            self._warn_of_second(segments, self._affixes, self._end())
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             used = pieces[:, 1:-1].sum(axis=1)
             gone = sum(segment.lengths for segment in segments) - used
-            if room is not None:
-                self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
+            self._count_cut(gone)
             if output == "input_ids" and self._labelled is not None:
                 cut = gone > 0
                 columns["labels"] = self._labels(ids, pieces, names, ~cut | (side == "left"))
         return columns, cut
-
-    def _warn_of_second(
-        self, texts: Sequence[Ragged], prefix: Sequence[int], suffix: Sequence[int]
-    ) -> None:
-        """Warn of texts that begin or end with the special token that they get once more."""
-        first, last = texts[0], texts[-1]
-        if prefix and (first.values[first.offsets[:-1][first.lengths > 0]] == prefix[0]).any():
-            token = self.maker.decode(prefix[:1])
-            why = f"begin with {token!r}, as a chat template writes it, and get a second one"
-            warn_once(f"{self}: texts {why}: pass add_special_tokens=False, or use chat_template()")
-        if suffix and (last.values[last.offsets[1:][last.lengths > 0] - 1] == suffix[0]).any():
-            token = self.maker.decode(suffix[:1]) or f"token {suffix[0]}"
-            off = "add_eos" if suffix[0] == self._end() else "add_special_tokens"
-            way = f"take it off them with map(), or pass {off}=False"
-            warn_once(f"{self}: texts end with {token!r}, and get a second one: {way}")
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
@@ -454,19 +442,30 @@ class Tokenize(Tokenizes):
         counted = np.repeat(in_loss.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
-    def _encode_pairs(self, texts: Pair, numbers: IntArray) -> dict[str, Ragged]:
+    def _encode_pairs(self, texts: Pair, numbers: IntArray) -> tuple[dict[str, Ragged], Any]:
         special, side = self.add_special_tokens, self.truncation_side
         count, last = self.maker.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
         room = None if self.max_length is None else self.max_length - len(added)
-        ids, types = self.maker.encode_pairs(texts, special, room, side, numbers)
+        ids, types, of_text, gone = self.maker.encode_pairs(texts, special, room, side, numbers)
+        self._count_cut(gone)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
-        if self._labelled is not None:
-            columns["labels"] = Ragged(ids.values.copy(), ids.offsets)
-        return columns
+        labelled = self._labelled
+        if labelled is None:
+            return columns, None
+        names = (
+            [self._texts.index(name) for name in labelled]
+            if isinstance(labelled, list)
+            else [-1, 0, 1]
+        )
+        in_loss = np.isin(assemble([of_text], (), [-1] * len(added))[0].values, names)
+        if added or last in self.maker.special.ends.values():
+            in_loss[ids.offsets[1:] - 1] = (gone == 0) | (side == "left")
+        columns["labels"] = Ragged(np.where(in_loss, ids.values, np.int32(IGNORED)), ids.offsets)
+        return columns, gone > 0
 
     def _culprit(self, texts: Mapping[str, Any], block: Block) -> int:
         def fails(start: int, stop: int) -> bool:

@@ -26,7 +26,7 @@ from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
 from trainpipes.tokenizers.adapters import Function, load
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
-from trainpipes.tokenizers.engine import Ragged, TokenizerEngine, assemble, take_turns
+from trainpipes.tokenizers.engine import Affixes, Ragged, TokenizerEngine, assemble, take_turns
 
 
 class WithoutTarget(Tally):
@@ -205,6 +205,19 @@ class Tokenizes(TargetStage, RunStage):
             return run
         trains = have_target(labels.values, labels.lengths)
         return self.check_targets(run, trains, cut, bad, before)
+
+    def _warn_of_second(self, texts: Sequence[Ragged], affixes: Affixes, end: int | None) -> None:
+        """Warn of texts that begin or end with the special token that they get once more."""
+        (prefix, suffix), first, last = affixes, texts[0], texts[-1]
+        if prefix and (first.values[first.offsets[:-1][first.lengths > 0]] == prefix[0]).any():
+            token = self.maker.decode(prefix[:1])
+            why = f"begin with {token!r}, as a chat template writes it, and get a second one"
+            warn_once(f"{self}: texts {why}: pass add_special_tokens=False, or use chat_template()")
+        if suffix and (last.values[last.offsets[1:][last.lengths > 0] - 1] == suffix[0]).any():
+            token = self.maker.decode(suffix[:1]) or f"token {suffix[0]}"
+            off = "add_eos" if suffix[0] == end else "add_special_tokens"
+            way = f"take it off them with map(), or pass {off}=False"
+            warn_once(f"{self}: texts end with {token!r}, and get a second one: {way}")
 
     @property
     def pad_id(self) -> int:

@@ -239,8 +239,10 @@ class TokenizerEngine(Loaded):
 
     def encode_pairs(
         self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
-    ) -> tuple[Ragged, Ragged]:
-        """Ids and type ids of pairs of texts, the longer text cut first."""
+    ) -> tuple[Ragged, Ragged, Ragged, IntArray]:
+        """Ids and type ids of pairs of texts, the longer text cut first; which text each token is of, 0 or 1,
+        or -1 of special ones; and how many tokens each row was cut by.
+        """
         way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
         rule = "needs a tokenizer that knows how a pair is written"
         raise errors.ConfigError(f"pair=True {rule}, and {self} does not: {way}")

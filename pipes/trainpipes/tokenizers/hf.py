@@ -295,7 +295,7 @@ class HuggingFace(TokenizerEngine):
 
     def encode_pairs(
         self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
-    ) -> tuple[Ragged, Ragged]:
+    ) -> tuple[Ragged, Ragged, Ragged, IntArray]:
         frame = self._probes[2, special]
         if sorted(text for _, _, text in frame if text is not None) != [0, 1]:
             rule = "pair=True needs a tokenizer that writes each text of a pair once"
@@ -303,15 +303,19 @@ class HuggingFace(TokenizerEngine):
                 f"{rule}, and {self} does not: leave pair out to join the columns"
             )
         pair, rows = (self.encode(texts[0], numbers), self.encode(texts[1], numbers)), len(numbers)
+        whole = pair[0].lengths + pair[1].lengths
         if max_length is not None:
             pair = longest_first(*pair, max_length - (len(frame) - 2), side)
         each = np.arange(rows + 1)
-        ids, types = [], []
+        ids, types, text_numbers = [], [], []
         for token, kind, text in frame:
             ragged = Ragged(np.full(rows, token, np.int32), each) if text is None else pair[text]
             ids.append(ragged)
+            of_text = -1 if text is None else text
             types.append(Ragged(np.full_like(ragged.values, kind), ragged.offsets))
-        return assemble(ids)[0], assemble(types)[0]
+            text_numbers.append(Ragged(np.full_like(ragged.values, of_text), ragged.offsets))
+        gone = whole - pair[0].lengths - pair[1].lengths
+        return assemble(ids)[0], assemble(types)[0], assemble(text_numbers)[0], gone
 
     @cached_property
     def _probes(self) -> dict[tuple[int, bool], list[tuple[int, int, int | None]]]:
