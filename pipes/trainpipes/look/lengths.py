@@ -198,9 +198,10 @@ def _of_whole_shards(plan: Plan) -> float | None:
         items = sum(
             last - first for shard in sample for first, last in _runs(Lane(sampled, shard, 0))
         )
-    items = items / count * shards
-    items = items if chain.stop_batches is None else min(items, chain.stop_batches)
-    return max(0.0, items - chain.skip_batches) * (chain.times or 1)
+    of_epoch = items / count * shards
+    if chain.stop_batches is not None:
+        of_epoch = min(of_epoch, chain.stop_batches)
+    return max(0.0, of_epoch - chain.skip_batches) * (chain.times or 1)
 
 
 def _runs(lane: Lane) -> Iterator[tuple[int, int]]:

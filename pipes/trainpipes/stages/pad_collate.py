@@ -227,7 +227,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         as_lists = kept_columns(below)
         lengths = {"max_length", "pad_to_multiple_of"}
         named = (name for name, own in (self.columns or {}).items() if lengths & {*own})
-        of_sound = (made.output_column for made in below if getattr(made, "time_first", False))
+        of_sound = (s.options["output_column"] for s in below if s.options.get("time_first"))
         return super()._resolve(below)._resolved(
             _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists,
             _of_any_length={*named, *of_sound},
