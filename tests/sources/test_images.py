@@ -171,6 +171,17 @@ def test_a_csv_may_name_files_without_their_ends(tmp_path):
     assert row["label"] == 1
 
 
+def test_captions_of_a_large_csv_have_line_ends(tmp_path: Path) -> None:
+    caption = "one\n" + "and more " * 4000
+    lines = ["file_name,caption"]
+    for n in range(40):  # above 1 MB, which Arrow reads in parts
+        (tmp_path / f"{n:02}.png").write_bytes(b"...")
+        lines.append(f'{n:02}.png,"{caption}"')
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    rows = tp.read_images(str(tmp_path / "*.png"), labels=tmp_path / "captions.csv")
+    assert [row["caption"] for row in rows] == [caption] * 40
+
+
 def test_classes_on_a_server_are_the_same(tmp_path):
     tree(tmp_path, NAMES)
     memory = fsspec.filesystem("memory")

@@ -474,8 +474,9 @@ def _parsed_csv(
     content: memoryview, path: str, caller: str, types: Mapping[str, pa.DataType]
 ) -> pa.Table:
     how = pyarrow.csv.ConvertOptions(column_types=types)
+    cut = pyarrow.csv.ParseOptions(newlines_in_values=True)  # of captions
     try:
-        return pyarrow.csv.read_csv(pa.BufferReader(content), convert_options=how)
+        return pyarrow.csv.read_csv(pa.BufferReader(content), None, cut, how)
     except pa.ArrowException as error:
         raise errors.UnreadableError(
             f"{caller}(labels): {path} cannot be read as CSV: "
