@@ -58,6 +58,58 @@ def test_what_was_written_comes_back(format: str, subtype: str | None) -> None:
     assert np.allclose(part, whole[20_800:32_000], rtol=0, atol=1e-6)
 
 
+def sound_with_pauses(seconds: int, rate: int, channels: int) -> Any:
+    """A chord, and noise between pauses, of which a frame of MP3 has few bytes."""
+    time = np.arange(seconds * rate) / rate
+    chord = sum(0.15 * np.sin(2 * np.pi * pitch * time) for pitch in (220, 277, 330))
+    noise = np.random.default_rng(0).standard_normal(len(time)) * (time % 3 < 0.2) * 0.2
+    samples = np.where(time < seconds / 2, chord, noise).astype(np.float32)
+    return np.stack([samples, np.roll(samples, rate // 7)][:channels], axis=1)
+
+
+@pytest.mark.parametrize("container", [None, "mp4"])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [16_000, 24_000, 44_100, 48_000])
+def test_a_part_of_mp3_is_that_of_the_whole(
+    rate: int, channels: int, container: str | None
+) -> None:
+    samples = sound_with_pauses(12, rate, channels)
+    if container is None:
+        content = encoded(samples, rate, "MP3", bitrate_mode="VARIABLE", compression_level=0.5)
+    else:
+        lowest = 8_000 if rate < 32_000 else 32_000
+        content = by_ffmpeg(samples, rate, container, "libmp3lame", bit_rate=lowest)
+    whole = heard(content, mono=False).reshape(channels, -1)
+    for start in (0.0, 0.1, 2.0, 5.9, *np.arange(8.9, 9.2, 0.05), 11.7):
+        first = round(start * rate)
+        part = heard(content, start=start, duration=0.3, mono=False).reshape(channels, -1)
+        expected = whole[:, first : first + round(0.3 * rate)]
+        assert part.shape == expected.shape, start
+        assert np.abs(part - expected).max() < 1e-4, start
+
+
+def test_a_long_mp3_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(sound_with_pauses(12, 16_000, 1), 16_000, "MP3", bitrate_mode="VARIABLE")
+    whole = heard(content)
+    monkeypatch.setattr("trainpipes.media.sound.AT_ONCE", 7_000)
+    assert np.abs(heard(content) - whole).max() < 1e-4
+
+
+@pytest.mark.parametrize("timed", [None, True, False])
+def test_ogg_opus_is_in_its_place_whoever_wrote_it(timed: bool | None) -> None:
+    samples = np.zeros((96_000, 1), dtype=np.float32)
+    samples[[24_000, 72_000]] = 0.9
+    if timed is None:
+        content = encoded(samples, 48_000, "OGG", "OPUS")
+    else:  # without times, FFmpeg does not count the samples that are to be skipped
+        content = by_ffmpeg(samples, 48_000, "ogg", "libopus", timed=timed)
+    whole, part = heard(content), heard(content, start=1.0)
+    assert len(whole) == 96_000
+    assert [np.abs(half).argmax() for half in (whole[:48_000], whole[48_000:], part)] == [
+        24_000
+    ] * 3
+
+
 @pytest.mark.parametrize(("container", "codec", "off"), CONTAINERS)
 def test_what_ffmpeg_knows_is_decoded_by_it(container: str, codec: str, off: float) -> None:
     samples = tone(4, 48_000, noise=0)

@@ -19,25 +19,37 @@ def tone(
 
 
 def encoded(
-    samples: Any, rate: int = 16_000, format: str = "WAV", subtype: str | None = None
+    samples: Any,
+    rate: int = 16_000,
+    format: str = "WAV",
+    subtype: str | None = None,
+    **options: Any,
 ) -> bytes:
     import soundfile
 
     file = io.BytesIO()
     channels = 1 if samples.ndim == 1 else samples.shape[1]
-    with soundfile.SoundFile(file, "w", rate, channels, subtype, format=format) as sound:
+    with soundfile.SoundFile(file, "w", rate, channels, subtype, format=format, **options) as sound:
         for at in range(0, len(samples), 20_000):  # libsndfile writes no long Vorbis at once
             sound.write(samples[at : at + 20_000])
     return file.getvalue()
 
 
-def by_ffmpeg(samples: Any, rate: int, container: str, codec: str, video: bool = False) -> bytes:
+def by_ffmpeg(
+    samples: Any,
+    rate: int,
+    container: str,
+    codec: str,
+    video: bool = False,
+    timed: bool = True,
+    **options: Any,
+) -> bytes:
     import av
 
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
         layout = "mono" if samples.shape[1] == 1 else "stereo"
-        stream: Any = out.add_stream(codec, rate=rate, layout=layout)
+        stream: Any = out.add_stream(codec, rate=rate, layout=layout, **options)
         if video:
             picture: Any = out.add_stream("mpeg4", rate=5)
             picture.width = picture.height = 32
@@ -48,7 +60,7 @@ def by_ffmpeg(samples: Any, rate: int, container: str, codec: str, video: bool =
         for at in range(0, len(samples), 960):
             part = np.ascontiguousarray(samples[at : at + 960].T)
             frame = av.AudioFrame.from_ndarray(part, format="fltp", layout=layout)
-            frame.sample_rate, frame.pts = rate, at
+            frame.sample_rate, frame.pts = rate, at if timed else None
             out.mux(stream.encode(frame))
         out.mux(stream.encode(None))
     return file.getvalue()

@@ -79,6 +79,13 @@ class Clip:
 WHOLE = Clip()
 
 
+def before_mp3(rate: int) -> float:
+    """Seconds to be decoded before a part of MP3: a frame has up to 511 of its bytes in those before it, and
+    below 32,000 Hz 255 in frames that may have 3 each.
+    """
+    return 0.5 if rate >= 32_000 else 2.5
+
+
 @contextmanager
 def _explained(file: BinaryIO, libraries: tuple[type[BaseException], ...]) -> Iterator[None]:
     """What a library raises of a file as ``NoSound``."""
@@ -165,12 +172,18 @@ def _by_sndfile(file: BinaryIO, sound: Any, clip: Clip | None) -> tuple[Samples,
             return np.empty((sound.channels, 0), dtype=np.float32), header
         first, stop = clip.within(sound.frames, sound.samplerate)
         refuse_long((stop - first) * sound.channels)
-        if first:
+        is_mp3, is_opus = sound.subtype.startswith("MPEG_LAYER"), sound.subtype == "OPUS"
+        most_before = round(before_mp3(sound.samplerate) * sound.samplerate) if is_mp3 else 0
+        if is_opus or (first and not is_mp3):  # what Opus begins with is skipped by seeking only
             sound.seek(first)
         parts = []
         while first < stop:
             count = min(stop - first, max(1, AT_ONCE // sound.channels))
-            parts.append(sound.read(count, dtype="float32", always_2d=True))
+            before = min(first, most_before)
+            if before:  # to be read at once, since soundfile seeks after each read
+                sound.seek(first - before)
+            part = sound.read(before + count, dtype="float32", always_2d=True)
+            parts.append(part[before:].copy() if before else part)
             first += len(parts[-1])
             if len(parts[-1]) < count:
                 break
@@ -231,7 +244,7 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
             known = header.samples if header.samples >= 0 else MOST
             first, stop = clip.within(known, rate)
         start = stream.start_time or 0
-        before = first / rate - BEFORE
+        before = first / rate - (before_mp3(rate) if coded.name.startswith("mp3") else BEFORE)
         if before > 0:
             if coded.name == "opus":
                 # FFmpeg counts the samples to be skipped at the rate of the source, and Opus has 48,000.
