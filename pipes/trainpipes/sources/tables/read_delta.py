@@ -95,7 +95,8 @@ class ReadDelta(ReadTable):
             about, schema = table.metadata(), pa.schema(table.schema().to_arrow())
         times, paths = (adds.column(name).to_pylist() for name in ("modification_time", "path"))
         order = sorted(range(len(paths)), key=lambda n: (times[n], paths[n]))
-        urls = [_url(_root(str(self.uri)), paths[n]) for n in order]
+        root = _root(str(self.uri))
+        urls = [_url(root, paths[n]) for n in order]
         mode = about.configuration.get("delta.columnMapping.mode")
         values = pa.table({})
         if about.partition_columns and urls:
@@ -111,7 +112,7 @@ class ReadDelta(ReadTable):
         newest_too = number is None or table.version() == newest
         bounds = None if mode else LogBounds(adds.take(pa.array(order, pa.int64())), schema)
         return TableVersion(
-            table.version(), newest_too, f"delta {about.id}", fields, urls, values, deleted,
+            table.version(), newest_too, f"delta {about.id}", fields, root, urls, values, deleted,
             bounds=bounds,
         )  # fmt: skip
 

@@ -152,6 +152,7 @@ class ReadIceberg(ReadTable):
             snapshot == (newest.snapshot_id if newest else 0),
             f"iceberg {table.metadata.table_uuid}",
             fields,
+            table.location().removeprefix("file://"),
             [task.file.file_path.removeprefix("file://") for task in tasks],
             pa.table({}),
             {n: deleted[t.file.file_path] for n, t in enumerate(tasks) if t.file.file_path in deleted},

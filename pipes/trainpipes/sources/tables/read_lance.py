@@ -146,6 +146,9 @@ class LanceRows(RandomAccessSource):
         self.epoch_files = [f"version/{table.version}"]
         self._content, self._newest = digest([path for paths in files for path in paths]), newest
 
+    def relative_names(self) -> list[str]:
+        return [name.removeprefix(f"{self._uri}/data/") for name in self._first_name]
+
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         first = int(self._starts[block])
         return self._read(first + start, offset=first + start, limit=stop - start)

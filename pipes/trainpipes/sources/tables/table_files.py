@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
-from trainpipes.errors import DataError
+from trainpipes.errors import DataError, known_name
 from trainpipes.interfaces.source import Place
 from trainpipes.sources import parquet_filter
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -138,6 +138,7 @@ class TableVersion:
         newest: whether it is the newest version.
         table: an identifier of the table.
         fields: its columns.
+        root: the table's folder.
         urls: its files, in order.
         constants: values of columns that are the same in all of a file, a row for each file.
         deleted: rows of a file that the version does not have, ascending, by the file's number.
@@ -150,6 +151,7 @@ class TableVersion:
     newest: bool
     table: str
     fields: TableFields
+    root: str
     urls: list[str]
     constants: pa.Table
     deleted: Mapping[int, IntArray]
@@ -241,6 +243,7 @@ def rows_of(
         row_bytes=footers.row_bytes, block_bytes=np.concatenate(sizes).astype(float), besides=besides,
     )  # fmt: skip
     source.unread, source.epoch_files = unread, [f"version/{version.number}"]
+    source.root = version.root
     source.is_filtered = filter is not None and {*needed} <= {*constant}
     return source
 
@@ -377,6 +380,13 @@ class TableFiles(RowGroups):
 
 class TableSource(FileSource):
     """The rows of a version; a place says the row in the file, deleted ones counted."""
+
+    root = ""
+
+    def relative_names(self) -> list[str]:
+        """The names of files below the table's folder, which stay as files come beside them."""
+        root = f"{known_name(self.root).rstrip('/')}/"
+        return [name.removeprefix(root) for name in self.files.known_names()]
 
     def place(self, block: int, row: int) -> Place:
         place = super().place(block, row)
