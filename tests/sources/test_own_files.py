@@ -81,6 +81,20 @@ def test_tables_may_come_one_by_one_in_batches_and_in_other_types_that_fit(folde
     assert [type(value) for value in xs(pipe)] == [float] * 30
 
 
+@pytest.mark.parametrize("counts", [[0, 3], [0, 0, 2, 0, 1], [2, 0, 1, 0]])
+def test_blocks_without_rows_may_stand_anywhere(counts: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    path.write_bytes(b"abc")
+
+    def block_of(file: BinaryIO, block: int) -> pa.Table:
+        first = sum(counts[:block])
+        return pa.table({"x": range(first, first + counts[block])})
+
+    assert xs(tp.read_files(path, block_of, lambda file: counts)) == [0, 1, 2]
+    with pytest.raises(tp.UnreadableError, match=r"a\.rec, row 0: .*ZeroDivisionError"):
+        list(tp.read_files(path, lambda file, block: 1 / 0, lambda file: counts))
+
+
 def test_the_numbers_of_rows_are_kept_where_that_is_asked_for(folder):
     calls: list[str] = []
 

@@ -313,13 +313,14 @@ class BlockReader:
         return pa.Table.from_batches(parts, source.schema or (None if parts else pa.schema([])))
 
     def first(self, file: int) -> Any:
-        block = int(self._source.first_block[file])
+        block, rows = int(self._source.first_block[file]), self._source.layouts[file].rows
+        number = int(np.flatnonzero(rows)[0])
         try:
             self._go_to(block)
             try:
-                return next(self._begin(0))[1]
+                return next(self._begin(number))[1]
             except Exception as error:
-                return self._source.bad_rows(int(self._source.layouts[file].rows[0]), error)
+                return self._source.bad_rows(int(rows[number]), error)
         except BaseException as error:
             raise self._explained(block, 0, error) from error
 
