@@ -285,7 +285,12 @@ def test_a_file_that_is_not_whole_is_made_again(kind, how, data, kept, scans):
 
 
 @every
-def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(kind, data, tmp_path, scans):
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(
+    kind, data, tmp_path, scans, cache, monkeypatch
+):
+    if cache == "off":
+        monkeypatch.setenv("TRAINPIPES_CACHE", "off")
     for where in (tmp_path / "own" / "index.arrow", tmp_path / "own" / "several"):
         for count in (FILES, 0):
             read(kind, data, index=where).explain()

@@ -89,7 +89,7 @@ class IndexStore:
 
     def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
         root, files = cache.folder(), self.files
-        if index is False or root is None or not len(files):
+        if index is False or not len(files):
             return None
         # Stands for the lowest folder that holds all files, and for their cached layouts.
         shared = os.path.commonprefix(files.known_names()).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
@@ -98,6 +98,8 @@ class IndexStore:
             named = Path(index).expanduser().absolute()
             is_file = index.endswith(cache.SUFFIX) or named.is_file()
             return named if is_file else named / f"{digest}{cache.SUFFIX}"
+        if root is None:
+            return None
         small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
         if index is None and small and all(map(is_local, files.systems)):
             return None
