@@ -18,6 +18,7 @@ from trainpipes.columns.arrays import (
     apart,
     first_null,
     gathered,
+    laid_out,
     list_array,
     list_lengths,
     one_chunk,
@@ -163,6 +164,53 @@ def test_run_ends_are_gathered_as_other_rows_are(values, data):
     found = gathered(pa.table({"y": values, "x": rows}), index)["x"]
     assert found.type == rows.type
     assert found.to_pylist() == [values[n] for n in index]
+
+
+def views_and_runs() -> dict[str, Any]:
+    """Arrays of three rows for which Arrow has no ``take``."""
+    views = pa.array(["a", "b"], pa.string_view())
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None]))
+    rows, deep = [0, 1, 2, 3], pa.map_(pa.string_view(), pa.large_list(pa.binary_view()))
+    return {
+        "a map of views": pa.array([[("a", "q")], None, []], pa.map_(pa.string(), pa.string_view())),
+        "fixed lists of views": pa.array([["a"], None, ["b"]], pa.list_(pa.string_view(), 1)),
+        "JSON in views": pa.ExtensionArray.from_storage(
+            pa.json_(pa.string_view()), pa.array(["1", None, "2"], pa.string_view())
+        ),
+        "views in maps in structs in lists": pa.array(
+            [[{"a": [("k", [b"v"])]}, None], None, [{"a": None}]], pa.list_(pa.struct([("a", deep)]))
+        ),
+        "runs of views": pa.RunEndEncodedArray.from_arrays([2, 3], views),
+        "runs of lists": pa.RunEndEncodedArray.from_arrays([2, 3], pa.array([["a"], None])),
+        "runs in lists": pa.ListArray.from_arrays(rows, runs),
+        "runs in maps": pa.MapArray.from_arrays(rows, ["a", "b", "c"], runs),
+        "runs in structs": pa.StructArray.from_arrays([runs], ["r"], mask=pa.array([False, True, False])),
+        "runs in fixed lists": pa.FixedSizeListArray.from_arrays(runs, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", views_and_runs())
+def test_views_and_run_ends_at_any_depth_are_gathered_shuffled_and_written(kind, tmp_path):
+    column = views_and_runs()[kind]
+    for rows in (column, pa.concat_arrays([column] * 3).slice(2, 5)):
+        values = rows.to_pylist()
+        for index in ([], [1], [2, 0, 1, 1]):
+            found = gathered(rows, np.array(index, np.int64))
+            found.validate(full=True)
+            assert found.type == rows.type
+            assert found.to_pylist() == [values[n] for n in index]
+        flat = laid_out(rows)
+        flat.validate(full=True)
+        assert flat.to_pylist() == values
+    pipe = tp.from_arrow(pa.table({"x": column, "n": range(3)}))
+    wanted = list(pipe)
+    for shuffled in (pipe.shuffle(3), pipe.shuffle(scope="global")):
+        assert sorted(shuffled, key=lambda row: row["n"]) == wanted
+    pipe.write_arrow(tmp_path / "arrow")
+    assert list(tp.read_arrow(tmp_path / "arrow")) == wanted
+    if "runs" not in kind:  # which Parquet cannot hold
+        pipe.write_parquet(tmp_path / "parquet")
+        assert list(tp.read_parquet(tmp_path / "parquet")) == wanted
 
 
 def test_run_ends_become_tensors_as_other_numbers_do():

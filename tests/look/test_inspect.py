@@ -541,6 +541,30 @@ def test_lengths_of_every_kind_of_column(
     assert (found.most, found.mean) == (max(lengths), pytest.approx(np.mean(lengths)))
 
 
+RUN_ENDS = pa.RunEndEncodedArray.from_arrays
+
+
+@pytest.mark.parametrize(("column", "nulls", "lengths"), [
+    (pa.array([["ab"], None, ["c"]], pa.list_view(pa.string())), 1, [2, 0, 1]),
+    (pa.array([[1, 2], None, [3]], pa.list_view(pa.int8())), 1, [2, 0, 1]),
+    (RUN_ENDS([2, 3], pa.array(["a", None])), 1, [1, 1, 0]),
+    (RUN_ENDS([1, 3], pa.array(["ab", "c"], pa.string_view())), 0, [2, 1, 1]),
+    (pa.ListArray.from_arrays([0, 1, 3], RUN_ENDS([2, 3], pa.array(["a", None]))), 0, [1, 1]),
+    (RUN_ENDS([2, 3], pa.array([5, None])), 1, None),
+])  # fmt: skip
+def test_of_list_views_and_run_ends_nulls_and_lengths_are_told(
+    column: pa.Array, nulls: int, lengths: list[int] | None, tmp_path: Path
+) -> None:
+    table, path = pa.table({"x": column}), tmp_path / "a.arrow"
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)
+    found = inspect_files(path, column="x" if lengths else None)
+    assert found.columns[0].nulls == pytest.approx(nulls / len(column))
+    assert [(one.most, one.mean) for one in found.lengths] == (
+        [(max(lengths), pytest.approx(np.mean(lengths)))] if lengths else []
+    )
+
+
 def test_lengths_of_chats_say_that_they_are_without_the_template(tmp_path: Path) -> None:
     chats = [[{"role": "user", "content": "hi" * n}] for n in range(1, 4)]
     path = parquet(tmp_path / "a.parquet", {"messages": chats, "text": ["a", "bc", "def"]})

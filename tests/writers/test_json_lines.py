@@ -91,6 +91,12 @@ def test_every_value_is_read_as_what_it_was(rows, first, count):
          ["true", "false", "null"]),
         (pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array([5, None])),
          ["5", "5", "null"]),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array(["a", None], pa.string_view())),
+         ['"a"', "null"]),
+        (pa.ListArray.from_arrays(
+            [0, 1, 3], pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None]))
+        ), ['["a"]', '["a",null]']),
+        (pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string_view())), ['{"a":"b"}', "null"]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 import os
 import pickle
+import sys
 
 import pyarrow as pa
 import pytest
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
 
@@ -39,6 +41,39 @@ def test_slices_and_lists_of_numbers_give_lists_of_rows(tmp_path):
         data[[0, 5]]
     with pytest.raises(TypeError, match=r"takes a row's number, a slice, or a list .*, got 1\.5"):
         data[1.5]
+
+
+@pytest.mark.parametrize("column", [
+    pa.array(["a", None, "a text that is long"], pa.string_view()),
+    pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None])),
+    pa.array([["a", None], None, []], pa.list_(pa.string_view())),
+    pa.array([{"t": b"a"}, None, {"t": None}], pa.struct([("t", pa.binary_view())])),
+])  # fmt: skip
+def test_views_and_run_ends_come_one_by_one_in_lists_and_to_a_data_loader(column, tmp_path):
+    table = pa.table({"x": column})
+    data = tp.from_arrow(table).to_map_dataset(tmp_path / "rows.arrow")
+    rows = table.to_pylist()
+    assert (list(data), data[[2, 0]], data[1:], data[[]]) == (
+        rows,
+        [rows[2], rows[0]],
+        rows[1:],
+        [],
+    )
+    assert list(DataLoader(data, batch_size=2, collate_fn=list)) == [rows[:2], rows[2:]]
+    assert list(tp.from_dataset(data)) == rows
+
+
+@pytest.mark.parametrize(("unit", "time"), [("ns", 1), ("s", 10**15)])
+def test_a_time_that_python_lacks_is_named_by_column_and_row(unit, time, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # which has nanoseconds
+    table = pa.table({"at": pa.array([0, 0, time], pa.timestamp(unit))})
+    data = tp.from_arrow(table).to_map_dataset(tmp_path / "rows.arrow")
+    assert len(data[[0, 1]]) == 2
+    for ask in (2, [0, 2], slice(1, 3)):
+        with pytest.raises(
+            tp.UnreadableError, match=rf"column 'at' holds a .*\[{unit}\].*rows\.arrow, row 2"
+        ):
+            data[ask]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

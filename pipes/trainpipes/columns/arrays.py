@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -189,7 +190,7 @@ def plain(array: pa.Array) -> pa.Array:
     if is_.is_dictionary(kind):
         return plain(decoded(array))
     if is_.is_run_end_encoded(kind):
-        return plain(pc.run_end_decode(array))
+        return plain(runs_decoded(array))
     if is_.is_string_view(kind) or is_.is_binary_view(kind):
         return array.cast(pa.large_binary())
     return array
@@ -230,24 +231,37 @@ def type_without_views(kind: pa.DataType) -> pa.DataType:
     return _retyped(kind, _NO_VIEWS)
 
 
-def views_to_lists(array: pa.Array) -> pa.Array:
-    """The same lists without list views, at any depth; Arrow's cast makes invalid arrays where one is null.
+def laid_out(array: pa.Array) -> pa.Array:
+    """The same values without list views and run ends, at any depth; of list views Arrow's cast makes invalid
+    arrays where one is null.
 
-    >>> views_to_lists(pa.array([[1], None, []], pa.list_view(pa.int32()))).to_pylist()
+    >>> laid_out(pa.array([[1], None, []], pa.list_view(pa.int32()))).to_pylist()
     [[1], None, []]
     """
     kind, is_ = array.type, pa.types
-    if not holds(kind, is_.is_list_view, is_.is_large_list_view):
+    if not holds(kind, is_.is_list_view, is_.is_large_list_view, is_.is_run_end_encoded):
         return array
+    if is_.is_run_end_encoded(kind):
+        return laid_out(runs_decoded(array))
     if is_.is_struct(kind):
-        inner = [views_to_lists(pc.struct_field(array, n)) for n in range(kind.num_fields)]
+        inner = [laid_out(pc.struct_field(array, n)) for n in range(kind.num_fields)]
         return pa.StructArray.from_arrays(inner, kind.names, mask=array.is_null())
-    if not hasattr(kind, "value_field") or is_.is_map(kind):
+    if is_.is_map(kind):
+        pairs, starts = apart(array)
+        each = [laid_out(pairs.field(n)) for n in (0, 1)]
+        return pa.MapArray.from_arrays(to_arrow(starts), *each, mask=array.is_null())
+    if not hasattr(kind, "value_field"):
         return array
     lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0))
     ends = to_arrow(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
-    values = views_to_lists(array.flatten())
+    values = laid_out(array.flatten())
     return pa.LargeListArray.from_arrays(ends, values, mask=array.is_null())
+
+
+def runs_decoded(array: pa.Array) -> pa.Array:
+    """The values of a run-end encoded array, also those that Arrow does not decode, as views."""
+    ends = np.clip(to_numpy(array.run_ends) - array.offset, 0, len(array))
+    return gathered(array.values, np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0)))
 
 
 Made = TypeVar("Made")
@@ -292,8 +306,11 @@ def gathered(rows: T, index: IntArray) -> T:
         columns = [gathered(one_chunk(column), index) for column in rows.columns]
         return type(rows).from_arrays(columns, schema=rows.schema)
     if isinstance(rows, pa.Array) and pa.types.is_run_end_encoded(rows.type):
-        taken = gathered(pc.run_end_decode(rows), index)
-        return pc.run_end_encode(taken, run_end_type=rows.type.run_end_type)
+        try:
+            taken = gathered(pc.run_end_decode(rows), index)
+            return pc.run_end_encode(taken, run_end_type=rows.type.run_end_type)
+        except pa.ArrowNotImplementedError:  # of views, and of anything that is nested
+            return _gathered_runs(rows, index)
     places = to_arrow(index)
     if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
         lists = _gathered_numbers(rows, places)
@@ -303,9 +320,43 @@ def gathered(rows: T, index: IntArray) -> T:
         return rows.take(places)
     except pa.ArrowNotImplementedError:
         if isinstance(rows, pa.Array):
-            return rows.cast(_retyped(rows.type, _NO_VIEWS)).take(places).cast(rows.type)
-        fields = [field.with_type(_retyped(field.type, _NO_VIEWS)) for field in rows.schema]
-        return rows.cast(pa.schema(fields)).take(places).cast(rows.schema)
+            return _gathered_parts(rows, index)
+        columns = [gathered(one_chunk(column), index) for column in rows.columns]
+        return type(rows).from_arrays(columns, schema=rows.schema)
+
+
+def _gathered_runs(rows: pa.Array, index: IntArray) -> pa.Array:
+    places = np.searchsorted(to_numpy(rows.run_ends), index + rows.offset, side="right")
+    ends = np.append(np.flatnonzero(np.diff(places)) + 1, len(places))[: len(places)]
+    values = gathered(rows.values, places[ends - 1])
+    runs = to_arrow(ends).cast(rows.type.run_end_type)
+    return pa.RunEndEncodedArray.from_arrays(runs, values, rows.type)
+
+
+def _gathered_parts(rows: pa.Array, index: IntArray) -> pa.Array:
+    """Rows of views, or of a type that has them or run ends within."""
+    kind, is_, places = rows.type, pa.types, to_arrow(index)
+    if isinstance(rows, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(kind, gathered(rows.storage, index))
+    if (other := type_without_views(kind)) != kind:
+        with suppress(pa.ArrowNotImplementedError):  # beside run ends
+            return rows.cast(other).take(places).cast(kind)
+    valid = rows.is_valid().take(places)
+    buffers = [valid.buffers()[1] if rows.null_count else None]
+    if is_.is_struct(kind):
+        parts = [gathered(rows.field(n), index) for n in range(kind.num_fields)]
+    elif is_.is_fixed_size_list(kind):
+        first, size = (index + rows.offset) * kind.list_size, kind.list_size
+        parts = [gathered(rows.values, stretches(first, np.full(len(index), size)))]
+    elif is_list(kind) or is_.is_map(kind):
+        values, starts = apart(rows)
+        lengths = np.diff(starts)[index].astype(np.int64) * to_numpy(valid)
+        parts = [gathered(values, stretches(starts[index], lengths))]
+        offsets = to_arrow(np.append(0, np.cumsum(lengths)))
+        buffers.append(offsets.cast(pa.from_numpy_dtype(offset_dtype(kind))).buffers()[1])
+    else:
+        return rows.take(places)
+    return pa.Array.from_buffers(kind, len(index), buffers, children=parts)
 
 
 def parts_of(
@@ -367,11 +418,6 @@ def take_rows(
 
 
 _NO_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-_AS_BYTES = {
-    pa.string(): pa.binary(),
-    pa.large_string(): pa.large_binary(),
-    pa.string_view(): pa.binary_view(),
-}
 
 
 def _retyped(kind: pa.DataType, others: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
@@ -387,38 +433,9 @@ def _retyped(kind: pa.DataType, others: Mapping[pa.DataType, pa.DataType]) -> pa
         return pa.large_list(inner(kind.value_field))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(inner(kind.value_field), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
     return others.get(kind, kind)
-
-
-def is_utf8(array: Any) -> bool:
-    """Whether all text of an Arrow array is UTF-8."""
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def check_sound(array: Any) -> None:
-    """Raise ArrowInvalid unless an array can be read without harm; its text may be no UTF-8."""
-    array.validate()
-    kind = array.type
-    if kind in _AS_BYTES:
-        array.view(_AS_BYTES[kind]).validate(full=True)
-    elif pa.types.is_struct(kind) and has_text(kind):
-        for number in range(kind.num_fields):
-            check_sound(array.field(number))
-    elif is_list(kind) and has_text(kind):
-        edges = to_numpy(array.offsets)
-        if len(array) and (
-            edges[0] < 0 or edges[-1] > len(array.values) or (np.diff(edges) < 0).any()
-        ):
-            raise pa.ArrowInvalid("a list begins or ends beyond its values")
-        check_sound(array.values)
-    elif pa.types.is_fixed_size_list(kind) and has_text(kind):
-        check_sound(array.values)
-    else:
-        array.validate(full=True)
 
 
 def is_text(kind: Any) -> bool:
@@ -454,30 +471,3 @@ def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
 
 def has_text(kind: Any) -> bool:
     return holds(kind, is_text)
-
-
-def replaced(array: Any) -> Any:
-    """An array with U+FFFD for bytes that are not UTF-8, as ``errors="replace"``."""
-    kind = array.type
-    if not has_text(kind) or is_utf8(array):
-        return array
-    types = pa.types
-    if types.is_string_view(kind):
-        return replaced(array.cast(pa.large_binary()).view(pa.large_string())).cast(kind)
-    if types.is_string(kind) or types.is_large_string(kind):
-        written = array.view(pa.binary() if types.is_string(kind) else pa.large_binary())
-        texts = [None if b is None else b.decode("utf-8", "replace") for b in written.to_pylist()]
-        return python_to_arrow(texts, kind)
-    if array.offset:
-        array = array.take(to_arrow(np.arange(len(array))))
-    null = array.is_null() if array.null_count else None
-    if types.is_struct(kind):
-        fields = [replaced(array.field(n)) for n in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=null)
-    if types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(replaced(array.values), type=kind, mask=null)
-    if types.is_map(kind):
-        keys, items = replaced(array.keys), replaced(array.items)
-        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=null)
-    lists = pa.LargeListArray if types.is_large_list(kind) else pa.ListArray
-    return lists.from_arrays(array.offsets, replaced(array.values), type=kind, mask=null)

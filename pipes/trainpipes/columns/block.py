@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trainpipes._internal.activity import UNROLL, doing
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import has_text, holds, is_utf8, list_lengths, stretches
+from trainpipes.columns.arrays import has_text, holds, list_lengths, stretches
 from trainpipes.columns.payload import (
     Payload,
     first_of_consecutive,
@@ -25,6 +25,7 @@ from trainpipes.columns.payload import (
     slice_payload,
     take_payload,
 )
+from trainpipes.columns.utf8 import is_utf8
 from trainpipes.errors import UnreadableError
 
 #: Bits of a row's number that are its own; those above tell the source in a mix.

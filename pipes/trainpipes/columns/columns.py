@@ -73,11 +73,12 @@ def to_columns(table: pa.Table, format: str) -> Any:
 
 
 def _numpy(column: pa.ChunkedArray, name: str) -> arrays.Array:
-    array = arrays.viewless(arrays.one_chunk(column))
+    array = arrays.one_chunk(column)
+    if pa.types.is_run_end_encoded(array.type):
+        array = arrays.runs_decoded(array)
+    array = arrays.viewless(array)
     if pa.types.is_dictionary(array.type):
         array = arrays.decoded(array)
-    elif pa.types.is_run_end_encoded(array.type):
-        array = pc.run_end_decode(array)
     if fixed_shape(array.type) is not None:
         shaped = array_of(array)
         if shaped is None:

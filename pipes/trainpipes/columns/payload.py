@@ -388,5 +388,5 @@ def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
 
 def _by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
     parts, back = arrays.parts_of(np.cumsum([0, *map(len, column.chunks)]), index)
-    taken = pa.concat_arrays([column.chunk(n).take(arrays.to_arrow(places)) for n, places in parts])
-    return taken if back is None else taken.take(arrays.to_arrow(back))
+    taken = pa.concat_arrays([arrays.gathered(column.chunk(n), places) for n, places in parts])
+    return taken if back is None else arrays.gathered(taken, back)

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from trainpipes import errors
@@ -175,7 +174,7 @@ def null_cell(row: int, name: str) -> BadCell:
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     array = arrays.one_chunk(column)
     if pa.types.is_run_end_encoded(array.type):
-        array = pc.run_end_decode(array)
+        array = arrays.runs_decoded(array)
     if pa.types.is_dictionary(array.type):
         array = arrays.decoded(array)
     kind = array.type

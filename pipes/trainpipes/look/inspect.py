@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray, column_names, whole_number
 from trainpipes._internal.messages import Report, folded, need_columns, table, terminal_width
-from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
+from trainpipes.columns.arrays import has_text, is_number, is_text, laid_out, to_numpy, viewless
+from trainpipes.columns.utf8 import replaced
 from trainpipes.errors import SchemaError, amount, cut, escaped, hidden, shown
 from trainpipes.look import inspect_reading as sampling
+from trainpipes.look.values import python_value
 from trainpipes.sources.files.formats import one_schema
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
@@ -373,11 +375,10 @@ def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """An array without views and types of Python packages. Readers decode dictionaries."""
+    """An array without views, run ends and types of Python packages. Readers decode dictionaries."""
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
-    kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    return array.cast(kind[array.type]) if array.type in kind else array
+    return viewless(laid_out(array))
 
 
 def _columns(sample: sampling.Found, chunks: Columns) -> list[Column]:
@@ -405,10 +406,7 @@ def _shown(tables: Sequence[pa.Table], rows: Sequence[int]) -> list[dict[str, st
 
 
 def _value(scalar: pa.Scalar) -> str:
-    try:
-        value = scalar.as_py()
-    except (ValueError, ArithmeticError, pa.ArrowException):  # Python has no such value
-        return f"<{scalar.type}>"
+    value = python_value(scalar)
     if isinstance(value, bytes):
         return f"<{amount(len(value))}>"
     if isinstance(value, list | dict):
@@ -489,7 +487,7 @@ def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray
     elif _is_list(kind):
         parents = to_numpy(pc.list_parent_indices(array))
         yield from _texts(pc.list_flatten(array), rows[parents])
-    elif has_text(kind):
+    elif is_text(kind):
         yield array.drop_null(), rows[to_numpy(array.is_valid())]
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from trainpipes.columns.run import Run
@@ -123,6 +124,14 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
             if str(name).endswith(end) and isinstance(value, torch.Tensor) and value.ndim == 2:
                 masks.setdefault(str(name).removesuffix(end), value)
     return list(masks.values())
+
+
+def python_value(scalar: Any) -> Any:
+    """A value of Arrow as Python has it; its type as text where Python has none."""
+    try:
+        return scalar.as_py()
+    except (ValueError, ArithmeticError, pa.ArrowException):
+        return f"<{scalar.type}>"
 
 
 def cells_of(name: str, value: Any, rate: int | None = None) -> list[str]:

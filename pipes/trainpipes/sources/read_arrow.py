@@ -19,9 +19,10 @@ import pyarrow as pa
 from trainpipes import errors
 from trainpipes._internal.checks import IntArray, refuse_special, repeated
 from trainpipes._internal.locks import cached_property
-from trainpipes.columns.arrays import check_sound, gathered, take_rows
+from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.content import table_digest
+from trainpipes.columns.utf8 import check_sound
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.options import as_table

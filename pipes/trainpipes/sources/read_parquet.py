@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import in_parts, shares_work
-from trainpipes.columns.arrays import replaced
 from trainpipes.columns.columns import as_expression, rows_that_match, text_of
 from trainpipes.columns.run import Run
+from trainpipes.columns.utf8 import replaced
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.read_columns import matching
 from trainpipes.interfaces.source import Place

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from trainpipes import errors
 from trainpipes._internal.progress import Progress
-from trainpipes.columns import arrays
+from trainpipes.columns import utf8
 from trainpipes.columns.types import NoColumn, unite
 from trainpipes.sources import compressed, text_cutters, text_pieces
 from trainpipes.sources.files import formats
@@ -35,7 +35,7 @@ ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 def is_utf8(data: bytes) -> bool:
     ends = pa.py_buffer(np.array([0, len(data)]))
     text = pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(data)])
-    return arrays.is_utf8(text)
+    return utf8.is_utf8(text)
 
 
 def bad_utf8(

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from trainpipes._internal.checks import local_path
+from trainpipes._internal.checks import IntArray, local_path
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.cache import kept_file
 from trainpipes.columns import arrays
-from trainpipes.columns.arrays import dtype_of, gathered, to_arrow
+from trainpipes.columns.arrays import dtype_of, gathered, take_rows
+from trainpipes.columns.block import Block, naming_bad_values
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload, slice_payload
-from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
@@ -33,7 +33,7 @@ from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError, shown
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import say_where
-from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.order.layout import WindowKey
 
@@ -400,11 +400,25 @@ class MapDataset(Dataset[dict[str, Any]]):
             return self.__getitems__(range(len(self))[index])
         if isinstance(index, list | tuple):
             return self.__getitems__(index)
-        return python_rows(self.table.slice(self._place(index), 1))[0]
+        place = self._place(index)
+        return self._rows(self.table.slice(place, 1), np.array([place]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        places = [self._place(index) for index in indices]
-        return python_rows(self.table.take(to_arrow(np.array(places, np.int64))))
+        places = np.array([self._place(index) for index in indices], np.int64)
+        if not len(places):
+            return []
+        batches = self.table.to_batches()
+        firsts = np.cumsum([0, *map(len, batches)])
+        return self._rows(take_rows(lambda n, at: gathered(batches[n], at), firsts, places), places)
+
+    def _rows(self, table: pa.Table, numbers: IntArray) -> list[dict[str, Any]]:
+        block = Block(table, numbers)
+        try:
+            with naming_bad_values(block):
+                return block.rows()
+        except UnreadableError as error:
+            say_where(error, lambda row: Place(self.path, row=row))
+            raise
 
     def _place(self, number: Any) -> int:
         rows = len(self)

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes.columns.arrays import holds, is_text, one_chunk, type_without_views, views_to_lists
+from trainpipes.columns.arrays import holds, is_text, laid_out, one_chunk, type_without_views
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_rows, python_values
 from trainpipes.engine.processes.executors import Executor
@@ -278,10 +277,8 @@ def _json_values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
     if isinstance(field.type, pa.FixedShapeTensorType):
         arrays = [row[field.name] for row in python_rows(pa.table({field.name: column}))]
         return [None if array is None else array.tolist() for array in arrays]
-    if is_.is_run_end_encoded(field.type):
-        column = pc.run_end_decode(one_chunk(column))
     if kind != column.type:
-        column = views_to_lists(one_chunk(column)).cast(kind)
+        column = laid_out(one_chunk(column)).cast(kind)
     if not holds(column.type, is_.is_map):  # dicts of maps are much slower to make
         return python_values(column, None)
     try:
