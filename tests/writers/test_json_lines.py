@@ -112,6 +112,15 @@ def test_what_json_has_no_number_for_is_refused_with_its_row(value, tmp_path):
         rows.write_json(tmp_path / "out")
 
 
+def test_half_of_a_pair_of_surrogates_is_refused_with_its_row(tmp_path):
+    texts = pa.array(['"ok"'] * 40 + [r'["\ud83d\ude00", "\ud83d"]'], pa.json_())
+    rows = tp.from_arrow(pa.table({"x": texts}))
+    with pytest.raises(
+        tp.DataError, match=r"'x': .* cannot hold '\\ud83d', half of .* \(row 40 of those written\)"
+    ):
+        rows.write_json(tmp_path / "out")
+
+
 def test_a_map_with_a_key_twice_is_refused_with_its_row(tmp_path):
     maps = [[("a", 1), ("b", 2)]] * 40 + [[("a", 1), ("a", 2)], None]
     rows = tp.from_arrow(pa.table({"m": pa.array(maps, pa.map_(pa.string(), pa.int8()))}))

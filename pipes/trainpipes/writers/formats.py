@@ -148,7 +148,7 @@ def write_json(
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
-        DataError: bytes, NaN or infinity, for which JSON has no form.
+        DataError: bytes, NaN, infinity or half of a pair of surrogates, for which JSON has no form.
     """
     check_codec(compression, JSON_SUFFIXES, "write_json")
     form = Format(
@@ -303,7 +303,14 @@ def _has_twice(column: Any) -> bool:
 def _bad_cell(number: int, row: dict[str, Any]) -> BadCell | None:
     for name, value in row.items():
         try:
-            ENCODE(value)
+            ENCODE(value).encode()
+        except UnicodeEncodeError as error:  # of a value of Arrow's JSON type
+            half = error.object[error.start]
+            return BadCell(
+                number,
+                f"{name!r}: a file of UTF-8 cannot hold {half!r}, half of a pair of surrogates: replace it "
+                "in a map(), or write Parquet",
+            )
         except ValueError:
             return BadCell(
                 number,
