@@ -32,6 +32,7 @@ from trainpipes.look.values import (
     as_mapping,
     cells_of,
     leaves,
+    python_value,
     rows_of,
     small,
     sounds_of,
@@ -211,7 +212,14 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     """
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     if isinstance(item, pa.Table | pa.RecordBatch):
-        some = item.slice(0, min(rows, item.num_rows)).to_pylist()
+        several = (len(item.schema.get_all_field_indices(name)) > 1 for name in item.schema.names)
+        names = [
+            f"{name} (column {k})" if of_one_name else name
+            for k, (name, of_one_name) in enumerate(zip(item.schema.names, several, strict=True), 1)
+        ]
+        first = item.slice(0, min(rows, item.num_rows)).columns
+        columns = [[python_value(scalar) for scalar in column] for column in first]
+        some = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         view = _view(some, KnownIds(), "batch", is_batch=True, rows=rows)
         count = item.num_columns
         kind = f"{type(item).__name__} of {count:,} column{'s' * (count != 1)}"
