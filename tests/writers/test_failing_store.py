@@ -74,7 +74,7 @@ JOBS: dict[str, Job] = {
     "parquet": lambda out, **o: rows().write_parquet(out, rows_per_file=40, **o),
     "arrow": lambda out, **o: rows().write_arrow(out, num_files=1, **o),
     "json": lambda out, **o: rows().write_json(out, num_files=1, **o),
-    "memmap": lambda out, **o: tp.write_memmap(out, rows().select("x"), num_files=1, **o),
+    "memmap": lambda out, **o: rows().select("x").write_memmap(out, num_files=1, **o),
     "repack": lambda out, **o: repack(rows(), out, shuffle=True, num_files=1, temp_dir=f"{out}.tmp", **o),
 }  # fmt: skip
 

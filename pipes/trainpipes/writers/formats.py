@@ -371,6 +371,7 @@ def write_memmap(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> MemmapDataset | None:
     """Write the rows of an epoch to a memory map. Options are those of
     ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
@@ -386,5 +387,5 @@ def write_memmap(
 
     return write_memmap(
         path, pipeline, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
-        overwrite=overwrite, executor=executor, storage_options=storage_options,
+        overwrite=overwrite, executor=executor, storage_options=storage_options, retry=retry,
     )  # fmt: skip

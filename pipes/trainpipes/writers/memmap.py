@@ -208,7 +208,8 @@ def write_memmap(
             dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, of which one
             epoch is written.
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
-            as the values come. A value that does not fit is refused; floats may be narrowed.
+            as the values come. A value that does not fit is refused; floats that are asked for may round
+            floats and integers.
         ragged: columns whose rows are arrays of different lengths, if the first rows (1,024, or 4 MiB) do not
             show it. Lists are always ragged.
         rows_per_file: rows in each part; or
