@@ -56,6 +56,16 @@ def json_table():
     return pa.table({"id": range(3), "messages": messages, "meta": meta})
 
 
+def test_json_within_maps_comes_as_what_it_says():
+    texts = pa.array(['{"a": [1]}', None, '"b"'], pa.json_())
+    maps = pa.MapArray.from_arrays(
+        [0, 2, 2, 3], ["k", "l", "m"], texts, mask=pa.array([False, True, False])
+    )
+    table = pa.table({"x": maps, "s": pa.StructArray.from_arrays([maps], ["m"])})
+    found = [[("k", {"a": [1]}), ("l", None)], None, [("m", "b")]]
+    assert list(tp.from_arrow(table)) == [{"x": pairs, "s": {"m": pairs}} for pairs in found]
+
+
 JSON_ROWS = [
     {"id": 0, "messages": JSON_MESSAGES[0], "meta": {"j": {"n": 1.5}}},
     {"id": 1, "messages": JSON_MESSAGES[1], "meta": {"j": [1]}},

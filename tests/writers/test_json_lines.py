@@ -97,6 +97,7 @@ def test_every_value_is_read_as_what_it_was(rows, first, count):
             [0, 1, 3], pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None]))
         ), ['["a"]', '["a",null]']),
         (pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string_view())), ['{"a":"b"}', "null"]),
+        (pa.MapArray.from_arrays([0, 1], ["k"], pa.array(["[1]"], pa.json_())), ['{"k":[1]}']),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip

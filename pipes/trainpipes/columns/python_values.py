@@ -317,10 +317,25 @@ def _decoder(kind: pa.DataType) -> Callable[[Any], Any] | None:
         if not fields:
             return None
         return lambda row: row and {**row, **{n: decode(row[n]) for n, decode in fields.items()}}
-    if not pa.types.is_nested(kind) or pa.types.is_map(kind) or pa.types.is_union(kind):
+    if pa.types.is_map(kind):
+        return _decoder_of_map(kind)
+    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
         return None
     each = _decoder(kind.value_type)
     return each and (lambda values: values and [each(value) for value in values])
+
+
+def _decoder_of_map(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    decode = _decoder(kind.item_type)
+    if decode is None:
+        return None
+
+    def decoded(pairs: Any) -> Any:
+        if isinstance(pairs, dict):
+            return {key: decode(item) for key, item in pairs.items()}
+        return pairs and [(key, decode(item)) for key, item in pairs]
+
+    return decoded
 
 
 def _loaded(text: str) -> Any:
