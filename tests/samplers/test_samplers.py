@@ -205,6 +205,11 @@ def test_a_weighted_sampler_without_replacement_draws_as_torchs_does():
     assert mine.keys() <= set(permutations([1, 2, 3, 5], 3))
 
 
+def test_a_row_without_weight_is_not_drawn_before_one_of_the_least_weight():
+    sampler = WeightedRandomSampler([0.0, 1e-320, 1.0, 0.0, 5e-324], 3, False)
+    assert [set(sampler) for _ in range(9)] == [{1, 2, 4}] * 9
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.bool])
 def test_weights_may_be_tensors_of_any_numbers(dtype):
     weights = torch.tensor([0, 1, 1], dtype=dtype)

@@ -490,9 +490,9 @@ class WeightedRandomSampler(RowSampler):
         order = self._order
         if order is None or order[0] != epoch:
             draws = uniform(0, len(self.weights), self.seed, "weighted", epoch)
-            with np.errstate(divide="ignore"):
+            with np.errstate(divide="ignore", over="ignore"):
                 keys = -np.log1p(-draws) / self.weights
-            keys[self.weights == 0] = np.inf
+            keys[self.weights == 0] = np.nan  # after inf, the keys of the least weights
             sorted_rows = np.argsort(keys, kind="stable")[: self.num_samples]
             order = self._order = (epoch, sorted_rows.astype(np.int64, copy=False))
         return order[1]
