@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_equal_hashes_of_one_kind_are_told_apart_by_the_other() -> None:
     many = pa.table({"x": np.arange(40_000), "s": pa.array(range(40_000)).cast(pa.string())})
     for column in ("x", "s"):
         assert sum(1 for _ in tp.from_arrow(many).deduplicate(column).batch(1000)) == 40
+
+
+def test_decimals_are_equal_by_value_whatever_rows_come_with_them() -> None:
+    texts = ["1.5"] * 2500 + ["2.25", "1.50", "100", "1E+2", "0", "-0.00", "1E-8", "1.0E-8", "1.05"]
+    keys = [{"k": Decimal(text), "n": n} for n, text in enumerate(texts)]
+    kept = [row["n"] for row in tp.from_dataset(keys).deduplicate("k")]
+    assert kept == [0, 2500, 2502, 2504, 2506, 2508]
+    for seed in range(8):
+        sampled = [row["n"] for row in tp.from_dataset(keys).sample(0.5, key="k", seed=seed)]
+        assert sum(n < 2500 for n in sampled) in (0, 2500)
 
 
 def test_a_large_state_is_warned_of() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import IntArray
@@ -114,10 +115,20 @@ def _hash_values(values: list[Any], salt: np.uint64) -> HashArray:
         types = np.array([hash(type(value)) for value in values])
         for kind in np.unique(types):
             same = np.flatnonzero(types == kind)
-            hashes[same] = hash_column(pa.array([values[k] for k in same.tolist()]), salt)
+            array = pa.array([values[k] for k in same.tolist()])
+            if pa.types.is_decimal(array.type):  # whose scale is that of all values of a run
+                array = _without_zeros(array.cast(pa.string()))
+            hashes[same] = hash_column(array, salt)
     except (pa.ArrowException, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadCell(None, f"has no hash: {error}") from error
     return hashes
+
+
+def _without_zeros(decimals: Any) -> Any:
+    """Texts of decimals without the zeros that a scale adds: "1.50" and "1.5" are "1.5"."""
+    for pattern, kept in ((r"(\.[0-9]*?)0+(E|$)", r"\1\2"), (r"\.(E|$)", r"\1"), ("^0E.*", "0")):
+        decimals = pc.replace_substring_regex(decimals, pattern, kept)
+    return decimals
 
 
 def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
