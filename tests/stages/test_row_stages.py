@@ -50,6 +50,23 @@ def test_the_usual_columns_are_cut_together_and_others_where_they_are_named() ->
     assert (len(first["input_ids"]), first["other"]) == (5, [0.5, 0.5])
 
 
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.field("item", pa.int64(), False)),
+        pa.list_view(pa.int64()), pa.large_list_view(pa.int64()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_that_are_cut_go_with_rows_that_are_not(kind: pa.DataType, nullable: bool) -> None:
+    given_ids = [[1] * 3] * 20_000 + [[1] * 9] * 20_000
+    schema = pa.schema([pa.field("input_ids", kind, nullable)])
+    rows = tp.from_arrow(pa.table([pa.array(given_ids, kind)], schema=schema)).truncate(4)
+    (batch,) = rows.batch(40_000).collate(format="arrow")
+    assert batch["input_ids"].to_pylist() == [row[:4] for row in given_ids]
+
+
 # add_labels
 
 

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from trainpipes._internal import checks
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
-from trainpipes.columns.arrays import list_array
+from trainpipes.columns.arrays import is_list, list_array
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
+from trainpipes.columns.types import fixed_shape
 from trainpipes.engine.planning.row_names import HashArray, mix, unit
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.quarantine import OnError
@@ -87,7 +88,12 @@ class Truncate(TargetStage, RunStage, takes="columns"):
             if longer.any():
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
                 values, lengths = cut_rows(values, offsets, self.max_length, self.truncation_side)
-                table = with_column(table, name, list_array(values, lengths))
+            kind = table.schema.field(name).type
+            if longer.any() or not (is_list(kind) or fixed_shape(kind)):
+                lists = list_array(values, lengths)  # of one type, also where no row is longer
+                lists = lists.cast(kind) if is_list(kind) else lists
+                field = table.schema.field(name).with_type(lists.type)
+                table = with_column(table, field, lists)
             if name == "labels" and (longer.any() or self.on_error):
                 trains, cut = have_target(values, lengths), longer
                 if self.on_error is None:  # the warning is about rows that are cut here
