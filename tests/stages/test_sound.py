@@ -546,6 +546,18 @@ def test_log_mel_of_columns_of_arrow_and_of_batches() -> None:
             list(tp.from_dataset([{"audio": bad}]).log_mel())
 
 
+def test_log_mel_leaves_the_other_columns_as_they_are() -> None:
+    matrix = np.ones((2, 3), np.float32)
+    rows = tp.from_dataset([{"audio": np.zeros(500, np.float32), "matrix": matrix, "x": 1.0}] * 4)
+    for row in rows.filter(pc.field("x") > 0).log_mel():
+        assert isinstance(row["matrix"], np.ndarray)
+        assert np.array_equal(row["matrix"], matrix)
+    lists = pa.array([[0.0] * 500], pa.list_(pa.float32()))
+    said = pa.array(['{"speaker": 1}'], pa.json_())
+    (row,) = tp.from_arrow(pa.table({"audio": lists, "said": said})).log_mel()
+    assert row["said"] == {"speaker": 1}
+
+
 def test_spans_are_masked_by_row_and_epoch() -> None:
     ones = np.ones((20, 100), np.float32)
     rows = tp.from_dataset([{"input_features": ones, "x": n} for n in range(50)])

@@ -14,6 +14,7 @@ import torch
 
 from trainpipes._internal.checks import ColumnName, Count, Natural, Seed, Share, require
 from trainpipes.columns.block import Block
+from trainpipes.columns.python_values import python_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.types import as_array
 from trainpipes.errors import shown
@@ -116,7 +117,7 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         if block.has_columns:  # lists of samples become no Python objects
             others: Any = block.data
             others = others.drop_columns(self.column) if others.num_columns > 1 else None
-            rows = [{}] * len(block) if others is None else others.to_pylist()
+            rows = [{}] * len(block) if others is None else python_rows(others)
         else:
             rows = block.rows()
         if rows and self.output_column != self.column and self.output_column in rows[0]:
