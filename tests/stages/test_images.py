@@ -425,6 +425,14 @@ def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:
     assert floats[0]["image"][0, 0, 0] == 0.75
 
 
+def test_images_of_bfloat16_are_normalized_in_rows_and_batches_alike() -> None:
+    rows = tp.from_tensors(image=torch.rand(4, 3, 2, 2).bfloat16())
+    (batch,) = rows.batch(4).collate().normalize()
+    (by_row,) = rows.normalize().batch(4).collate()
+    assert torch.equal(batch["image"], by_row["image"])
+    assert batch["image"].dtype == torch.float32
+
+
 def test_rows_of_tensors_and_of_memory_maps_are_images_too(tmp_path: Path) -> None:
     images = torch.arange(5 * 3 * 4 * 4, dtype=torch.uint8).reshape(5, 3, 4, 4)
     tp.write_memmap(tmp_path / "m", tp.from_tensors(image=images))

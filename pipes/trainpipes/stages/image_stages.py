@@ -14,6 +14,7 @@ from trainpipes._internal import checks
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
+from trainpipes.columns.types import as_array
 from trainpipes.engine.calling import RowKey, row_words
 from trainpipes.engine.planning.row_names import unit
 from trainpipes.errors import DataError, shown
@@ -101,7 +102,7 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
 
 def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
     """The frames ``[C, H, W]`` of an array ``[T, C, H, W]`` or ``[T, H, W, C]``, one or more."""
-    frames: Any = video.numpy(force=True) if isinstance(video, torch.Tensor) else video
+    frames: Any = as_array(video)
     if is_channels_last(frames.shape):
         frames = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
     if not len(frames):
@@ -115,8 +116,7 @@ def is_channels_last(shape: Sequence[int]) -> bool:
 
 
 def image_of(image: Any, column: str, caller: object) -> Pixels:
-    if isinstance(image, torch.Tensor):
-        image = image.numpy(force=True)
+    image = as_array(image)
     is_array = isinstance(image, np.ndarray)
     if is_array and image.ndim == 3 and image.shape[0] in CHANNELS and image.size:
         return image  # type: ignore[no-any-return]
@@ -436,8 +436,7 @@ class Normalize(ImageStage):
         if not isinstance(images, torch.Tensor) or images.dim() not in (4, 5):
             got = shown(list(images.shape) if isinstance(images, torch.Tensor) else images, 60)
             rule = "holds images, a tensor [B, C, H, W], or of videos [B, T, C, H, W]"
-            said = f": column {self.column!r} {rule}, got {got}"
-            raise refused(self, said)
+            raise refused(self, f": column {self.column!r} {rule}, got {got}")
         if images.dtype == torch.int64:
             way = "pass pad_collate(dtype=torch.uint8), use collate(), or put normalize() before batch()"
             said = (
@@ -446,7 +445,7 @@ class Normalize(ImageStage):
             raise refused(self, f"{said}: {way}")
         if images.dim() == 5 and is_channels_last(images.shape[1:]):
             images = images.movedim(-1, 2).contiguous()
-        return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
+        return {**batch, self.column: torch.from_numpy(self.changed(as_array(images), ()))}
 
 
 class ImageTransform(
