@@ -443,6 +443,13 @@ class TestRowsThatAreDicts:
                 [np.ones((1, 2)), np.ones((2, 2))],
                 torch.tensor([[[1.0, 1], [0, 0]], [[1, 1], [1, 1]]]),
             ),
+            (
+                [np.array([2**62 + 5], np.uint64), np.array([], np.float32), np.array([-3, 1])],
+                torch.tensor([[2**62 + 5, 0], [0, 0], [-3, 1]]),
+            ),
+            ([np.array([2**62 + 5], np.uint64), np.array([3])], torch.tensor([[2**62 + 5], [3]])),
+            ([np.uint64(2**62 + 5), np.int64(3)], torch.tensor([2**62 + 5, 3])),
+            ([[], [np.uint64(2**62 + 5)], [3]], torch.tensor([[0], [2**62 + 5], [3]])),
             (["a", None], ["a", None]),
             ([["a"], None], [["a"], None]),
             ([None, None], [None, None]),
@@ -460,6 +467,12 @@ class TestRowsThatAreDicts:
             ([[1], 2], DataError, 1, r"is 2 where the row before it is \[1\]"),
             ([[[1], [2, 3]], [[1]]], SchemaError, 0, "holds lists of lists"),
             ([[[1, 2]], [[1, 2]]], SchemaError, 0, "holds lists of lists"),
+            (
+                [np.array([3]), np.array([5, 2**63], np.uint64)],
+                DataError,
+                1,
+                "'a' holds 9223372036854775808, which int64 cannot hold.*map()",
+            ),
             ([np.ones((2, 1)), np.ones((2, 2))], DataError, 1, r"shape \[2, 2\] .* has \[2, 1\]"),
         ],
     )

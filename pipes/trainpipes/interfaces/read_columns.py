@@ -224,20 +224,37 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         got, before = errors.shown(values[row], 40), errors.shown(values[row - 1], 40)
         rule = "within a batch all are numbers, all are lists, or none is"
         raise BadCell(row, f"is {got} where the row before it is {before}: {rule}")
-    if lists is not None:
-        return lists
+    if isinstance(lists, Ragged):
+        return Ragged(_exact(lists.values, values), lists.lengths)
     rows = [as_array(value) for value in values]
     shapes = [np.shape(row) for row in rows]
     odd = next((k for k, shape in enumerate(shapes) if shape[1:] != shapes[0][1:]), None)
     if odd is None and len({*shapes}) > 1:
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return Ragged(np.concatenate(rows), lengths)
+        return Ragged(_exact(np.concatenate(rows), rows), lengths)
     if odd is not None:
         got = f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}"
         raise BadCell(
             odd, f"{got}: arrays of two dimensions or more may differ in the first one only"
         )
-    return Even(np.array(rows))
+    return Even(_exact(np.array(rows), rows))
+
+
+def _exact(joined: Array, rows: Sequence[Any]) -> Array:
+    """The values of rows, int64 where NumPy makes floats of uint64 and signed integers."""
+    parts: list[Array] = []
+    for row in rows if joined.dtype.kind == "f" else ():
+        parts.append(np.asarray(as_array(row)))
+        if parts[-1].size and parts[-1].dtype.kind == "f":
+            return joined
+    if not any(part.dtype == np.uint64 for part in parts):
+        return joined
+    for number, part in enumerate(parts):
+        if part.max(initial=0) > np.iinfo(np.int64).max:
+            way = "other rows hold signed integers: make one type of them with map()"
+            raise BadCell(number, f"holds {part.max()}, which int64 cannot hold, and {way}")
+    whole = [part.reshape(-1).astype(np.int64) for part in parts]
+    return np.concatenate(whole).reshape(joined.shape)
 
 
 def _kind(value: Any) -> str:
