@@ -141,6 +141,16 @@ def test_a_null_in_a_dictionary_or_a_run_is_refused_too(format: Any) -> None:
             list(pipe)
 
 
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_encoded_times_are_those_of_the_plain_column(unit: Any) -> None:
+    times = pa.array([1_000_000_000, None, 3_000_000_000]).cast(pa.timestamp(unit))
+    runs = pa.RunEndEncodedArray.from_arrays([1, 2, 3], times)
+    table = pa.table({"plain": times, "coded": times.dictionary_encode(), "runs": runs})
+    for format in ("numpy", "torch"):
+        (batch,) = tp.from_arrow(table).batch(3).collate(format=format)
+        assert str(batch["coded"]) == str(batch["runs"]) == str(batch["plain"])
+
+
 def test_nulls_among_floats_and_texts_have_a_place() -> None:
     table = pa.table({"f": [0.5, None], "t": ["a", None]})
     found = list(tp.from_arrow(table).map_batches(lambda c: c, format="numpy"))

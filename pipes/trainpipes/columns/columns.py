@@ -63,22 +63,22 @@ def to_columns(table: pa.Table, format: str) -> Any:
         return table
     columns: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
+        array = arrays.one_chunk(column)
+        if pa.types.is_run_end_encoded(array.type):
+            array = arrays.runs_decoded(array)
+        array = arrays.viewless(array)
+        if pa.types.is_dictionary(array.type):
+            array = arrays.decoded(array)
         if format == "numpy":
-            columns[name] = _numpy(column, name)
-        elif pa.types.is_temporal(column.type):
-            columns[name] = column.to_pylist()
+            columns[name] = _numpy(array, name)
+        elif pa.types.is_temporal(array.type):
+            columns[name] = array.to_pylist()
         else:
-            columns[name] = _tensor(_numpy(column, name))
+            columns[name] = _tensor(_numpy(array, name))
     return columns
 
 
-def _numpy(column: pa.ChunkedArray, name: str) -> arrays.Array:
-    array = arrays.one_chunk(column)
-    if pa.types.is_run_end_encoded(array.type):
-        array = arrays.runs_decoded(array)
-    array = arrays.viewless(array)
-    if pa.types.is_dictionary(array.type):
-        array = arrays.decoded(array)
+def _numpy(array: pa.Array, name: str) -> arrays.Array:
     if fixed_shape(array.type) is not None:
         shaped = array_of(array)
         if shaped is None:
