@@ -21,6 +21,7 @@ import trainpipes as tp
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.quarantine import LeftOut, leaves_out
 from trainpipes.interfaces.stage import Tally, made_once
+from trainpipes.stages.filter import Filter
 from trainpipes_recipes.inputs import OnError
 
 __all__ = [
@@ -92,7 +93,28 @@ def conversations(
 def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
     """Rows that a stage has looked at, without those that it leaves out."""
     rows = rows.then(stage)
-    return rows.filter(pc.field(stage.column).is_valid()) if leaves_out(stage.on_error) else rows
+    if not leaves_out(stage.on_error):
+        return rows
+    return rows.then(NotNull(pc.field(stage.column).is_valid(), column=stage.column))
+
+
+class NotNull(Filter):
+    """``filter(predicate)`` that makes no Arrow columns of rows, whose values would change: states of the
+    two are the same.
+    """
+
+    free = frozenset({"column"})
+    name = "filter"
+
+    _: KW_ONLY
+    column: str = ""
+
+    def _traits(self) -> dict[str, Any]:
+        return {**super()._traits(), "takes": "rows", "per_row": True}
+
+    def process(self, run: Run) -> Run:
+        values = [row[self.column] for row in run.block.rows()]
+        return run.keep(np.array([value is not None for value in values], dtype=np.bool_))
 
 
 class CheckedRows(tp.RowStage, asks_inputs=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import trainpipes as tp
@@ -173,6 +174,30 @@ def test_long_and_empty_prompts(tmp_path: Path) -> None:
     assert bytes(cut[0]["input_ids"].tolist()) == b"efg"
     with pytest.raises(tp.DataError, match="a prompt of 7 tokens, and max_length is 3"):
         list(prompts(full, "bytes", batch_size=None, max_length=3, **SMALL))
+
+
+@pytest.mark.parametrize("tokenizer", [None, "bytes"])
+def test_rows_beside_those_that_are_left_out_stay_as_they_are(tokenizer: Any) -> None:
+    data = [
+        {"prompt": "a", "answer": 4, "set": {"x": 1}},
+        {"prompt": "", "answer": "none", "set": None},
+        {"prompt": "b", "answer": 2.5, "set": {"y": (1, 2)}},
+    ]
+    rows = tp.from_dataset(data)
+    options = SMALL | ({} if tokenizer is None else {"max_length": 5})
+    skipped = list(prompts(rows, tokenizer, batch_size=None, on_error="skip", **options))
+    assert [{name: row[name] for name in data[0]} for row in skipped] == [data[0], data[2]]
+    assert [type(row["answer"]) for row in skipped] == [int, float]
+    loader = tp.Loader(prompts(rows, tokenizer, batch_size=None, on_error="skip", **options))
+    next(iter(loader))
+    loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [row["answer"] for row in loader] == [2.5]
+
+
+def test_states_know_what_is_left_out_as_a_filter() -> None:
+    rows = tp.from_dataset([{"prompt": "a"}])
+    *_, last = prompts(rows, batch_size=None, on_error="skip", **SMALL).stages
+    assert last.identity() == rows.filter(pc.field("prompt").is_valid()).stages[-1].identity()
 
 
 @pytest.mark.parametrize(("options", "said"), [
