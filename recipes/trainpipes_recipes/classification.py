@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from trainpipes import BatchStage, DataError, Pipeline
-from trainpipes_recipes.class_lists import ClassLists
+from trainpipes_recipes.class_lists import ClassLists, joined_pairs
 from trainpipes_recipes.folders import texts_in_folders
-from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
+from trainpipes_recipes.inputs import LABELS, Input, OnError, documented
 
 __all__ = ["MultiHot", "classification"]
 
@@ -108,7 +108,7 @@ def classification(
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
-        rows, pair = with_context(rows, *texts), False
+        rows, pair = joined_pairs(rows, *texts, on_error=on_error), False
     if texts:
         columns, most = texts if pair else texts[0], max_length
         rows = rows.tokenize(tokenizer, columns, pair=pair, max_length=most, on_error=on_error)

@@ -15,9 +15,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,7 @@ import pyarrow.types as types
 import trainpipes as tp
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import cached_property
-from trainpipes.columns.arrays import is_text, viewless
+from trainpipes.columns.arrays import first_null, is_text, viewless
 from trainpipes.interfaces.quarantine import OnBadRow, OnError
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
@@ -64,6 +64,9 @@ TEXT_PAIRS = (
 LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
+
+#: Treatment of a context that is null.
+OnNull: TypeAlias = Literal["leave", "skip", "raise"]
 
 #: Recipes by their columns, those of rarer columns first.
 OTHERS = (
@@ -391,14 +394,22 @@ def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
     >>> list(with_context(rows, "ask", "of"))
     [{'ask': 'Add:\\n\\n1 + 1'}, {'ask': 'Sing!'}]
     """
-    joined = rows.with_columns(_Joined(prompt, context), format="arrow", thread_safe=True)
-    return joined.drop_columns(context)
+    return joined(rows, prompt, context)
+
+
+def joined(rows: tp.Pipeline, prompt: str, context: str, on_null: OnNull = "leave") -> tp.Pipeline:
+    """``with_context``; where a context is null, the prompt stays as it is, or is made null, too ("skip"), or
+    the row is refused.
+    """
+    join = _Joined(prompt, context, on_null)
+    return rows.with_columns(join, format="arrow", thread_safe=True).drop_columns(context)
 
 
 @dataclass(frozen=True)
 class _Joined:
     prompt: str
     context: str
+    on_null: OnNull = field(default="leave", repr=False)  # states know it by its text
 
     def __call__(self, table: pa.Table) -> dict[str, Any]:
         for name in (self.prompt, self.context):
@@ -408,5 +419,12 @@ class _Joined:
                 raise tp.SchemaError(f"column {name!r} holds {kind}, and {rule}")
         names = self.prompt, self.context
         texts, more = (viewless(table[name]).cast(pa.string()) for name in names)
+        if self.on_null == "raise" and more.null_count:
+            way = 'drop such rows with filter(), or by on_error="skip"'
+            said = f"column {self.context!r} is null, and there is no text to tokenize; {way}"
+            raise tp.DataError(said, row=first_null(more))
         both = pc.binary_join_element_wise(texts, pc.fill_null(more, ""), "\n\n")
-        return {self.prompt: pc.if_else(pc.equal(pc.fill_null(more, ""), ""), texts, both)}
+        texts = pc.if_else(pc.equal(pc.fill_null(more, ""), ""), texts, both)
+        if self.on_null == "skip":
+            texts = pc.if_else(more.is_valid(), texts, pa.scalar(None, pa.string()))
+        return {self.prompt: texts}

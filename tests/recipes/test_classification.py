@@ -86,6 +86,21 @@ def test_pairs_have_the_tokenizers_type_ids() -> None:
     assert bytes(joined["input_ids"][0].tolist()) == b"a b\n\nc"
 
 
+def test_a_pair_without_its_second_text_is_refused_or_left_out() -> None:
+    rows = [
+        {"premise": "a b", "hypothesis": "c", "label": 0},
+        {"premise": "d", "hypothesis": None, "label": 1},
+        {"premise": "e", "hypothesis": "", "label": 1},
+    ]
+    for tokens in (tokenizer(), "bytes"):
+        with pytest.raises(tp.DataError, match=r"column 'hypothesis' is null.*row 1\)"):
+            in_order(rows, tokens)
+        left = classification(
+            tp.from_dataset(rows), tokens, num_shards=1, train=False, on_error="skip"
+        )
+        assert left.peek()["labels"].tolist() == [0, 1]
+
+
 def test_rows_of_several_classes_have_a_float_for_each() -> None:
     rows = [
         {"text": "a", "label": ["x", "z", "x"]}, {"text": "b", "label": []}, {"text": "c", "label": ["y"]},
