@@ -217,6 +217,7 @@ def _features(
 ) -> tuple[list[str], list[str], list[str]]:
     """The columns of numbers and of categories, and which of the latter hold lists."""
     taken = {label, *(numbers or ()), *(categories or ()), *INDEX}
+    taken |= {name for name, kind in types.items() if kind.startswith("struct")}
     free = {name: kind for name, kind in types.items() if name not in taken}
     if numbers is None:
         numbers = [name for name, kind in free.items() if kind.startswith(NUMBERS)]

@@ -275,3 +275,12 @@ def test_the_index_of_pandas_is_no_number_to_learn_from(name: str) -> None:
     if name:
         asked = tp.recipe("tabular", rows, label="y", numbers=[name], batch_size=4, num_shards=1)
         assert asked.peek()["numbers"].shape == (4, 1)
+
+
+def test_structs_are_left_out_of_tables_and_of_rows_alike() -> None:
+    table = pa.table({"a": [0.5] * 4, "s": ["x"] * 4, "meta": [{"b": 1}] * 4, "y": [0, 1, 0, 1]})
+    for rows in (tp.from_arrow(table), tp.from_dataset(table.to_pylist())):
+        batch = tp.recipe("tabular", rows, label="y", batch_size=4, num_shards=1).peek()
+        assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
+            "numbers": [4, 1], "categories": [4, 1], "labels": [4],
+        }  # fmt: skip
