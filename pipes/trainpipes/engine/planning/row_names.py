@@ -8,13 +8,13 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import IntArray
@@ -112,23 +112,18 @@ def _hash_values(values: list[Any], salt: np.uint64) -> HashArray:
     hashes = np.empty(len(values), dtype=np.uint64)
     try:
         values = [value.item() if isinstance(value, ONE) else value for value in values]
-        types = np.array([hash(type(value)) for value in values])
+        types = np.array([hash(_kind(value)) for value in values])
         for kind in np.unique(types):
             same = np.flatnonzero(types == kind)
-            array = pa.array([values[k] for k in same.tolist()])
-            if pa.types.is_decimal(array.type):  # whose scale is that of all values of a run
-                array = _without_zeros(array.cast(pa.string()))
-            hashes[same] = hash_column(array, salt)
+            hashes[same] = hash_column(pa.array([values[k] for k in same.tolist()]), salt)
     except (pa.ArrowException, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadCell(None, f"has no hash: {error}") from error
     return hashes
 
 
-def _without_zeros(decimals: Any) -> Any:
-    """Texts of decimals without the zeros that a scale adds: "1.50" and "1.5" are "1.5"."""
-    for pattern, kept in ((r"(\.[0-9]*?)0+(E|$)", r"\1\2"), (r"\.(E|$)", r"\1"), ("^0E.*", "0")):
-        decimals = pc.replace_substring_regex(decimals, pattern, kept)
-    return decimals
+def _kind(value: Any) -> Any:
+    """Values of a kind are hashed together; of decimals those of a scale, which Arrow else makes one."""
+    return str(value.as_tuple().exponent) if type(value) is Decimal else type(value)
 
 
 def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
