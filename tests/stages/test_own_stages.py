@@ -287,6 +287,20 @@ def test_ranks_share_a_source_of_ones_own(workers: int) -> None:
     assert len(found) == len(set(found)) >= 57  # whole steps of all ranks
 
 
+def test_rows_of_a_source_of_ones_own_are_known_by_the_numbers_of_its_files() -> None:
+    class Filed(Own):
+        def open(self) -> Any:
+            rows = OwnRows(self)
+            rows.file_of_block = np.array([0, 0, 1, 2])
+            return rows
+
+    pipe = tp.Pipeline([Filed(np.array([10, 10, 10, 10]))])
+    parts = [[row["row"] for row in part] for part in pipe.split({"a": 0.5, "b": 0.5}).values()]
+    assert sorted(parts[0] + parts[1]) == list(range(40))
+    assert 0 < len(parts[0]) < 40
+    assert [row["row"] for row in tp.concat(pipe, pipe)] == [*range(40), *range(40)]
+
+
 def test_a_state_of_a_source_that_has_changed_is_refused() -> None:
     run = iter(dealt(prints={"rows": 61}).batch(4))
     next(run)

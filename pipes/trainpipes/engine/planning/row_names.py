@@ -215,6 +215,8 @@ def file_names(inputs: Inputs) -> list[str]:
     source: Any = inputs.source
     if hasattr(source, "relative_names"):
         return list(source.relative_names())
+    if not hasattr(source, "files"):  # a source of the user's own
+        return [str(number) for number in range(int(source.file_of_block.max(initial=-1)) + 1)]
     urls = inputs.chain.urls
     listed = source.files
     names = names_below([urls] if isinstance(urls, str) else urls, listed.known_names())
