@@ -27,7 +27,9 @@ import map_functions as fn
 import trainpipes as tp
 from interpreters import pid_of, python
 from resuming import check_resume
+from trainpipes._internal import pool
 from trainpipes.engine.processes import worker_pool
+from trainpipes.engine.processes.executors import ProcessWorker
 from trainpipes.testing import digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])
@@ -287,6 +289,24 @@ def test_workers_may_be_killed_at_any_time(workers: Any, caplog: pytest.LogCaptu
                 process.kill()
     assert found == expected
     assert "such so far" in caplog.text
+
+
+@pytest.mark.timeout(60)
+def test_to_start_another_worker_waits_for_no_thread_that_hands_rows_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = ProcessWorker.begin
+
+    def late(worker: ProcessWorker) -> None:
+        time.sleep(0.5)  # other threads come to hand rows over
+        begin(worker)
+
+    monkeypatch.setattr(ProcessWorker, "begin", late)
+    monkeypatch.setattr(pool, "PATIENCE", 3600.0)  # of a fork, for threads that work
+    how: dict[str, Any] = {"num_workers": 2, "method": "process", "start_method": "fork"}
+    pipe = sharded(400).map(fn.ExitsOnce(tmp_path / "mark"), **how).batch(4)
+    rows = [row["x"] for batch in tp.Loader(pipe, threads=4) for row in batch]
+    assert sorted(rows) == list(range(400))
 
 
 def test_a_row_at_which_three_workers_die_is_left_out_if_asked(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -127,7 +127,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the missing workers, without waiting for them."""
-        with self._lock:
+        with self._locked():
             self._start_missing()
 
     def submit(self, items: Sequence[Any], words: Any) -> Callable[[], Answer]:
@@ -138,7 +138,7 @@ class WorkerPool:
             holder = f"a {type([*self.call.objects(items), None][0]).__name__} "
             raise no_pickle(self.call, "rows", holder, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
-        with self._lock:
+        with self._locked():
             self._start_missing()
             self._last_submit = time.monotonic()
             self._tasks.put(Task(ref(answer), message))
@@ -150,6 +150,21 @@ class WorkerPool:
                 return get(answer)
 
         return wait
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock, in any thread: who has it may be starting a process, and a fork waits for threads that
+        work, not for those that wait.
+        """
+        held = self._lock.acquire(blocking=False)
+        try:
+            if not held:
+                with waits():
+                    held = self._lock.acquire()
+            yield
+        finally:
+            if held:
+                self._lock.release()
 
     def _start_missing(self) -> None:
         """The lock is held."""
