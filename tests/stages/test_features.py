@@ -102,6 +102,8 @@ def test_predictions_become_as_large_as_they_were() -> None:
         tp.ConfigError, match=r"denormalize\(column\).* got 'x'; there are \['age'\]"
     ):
         fitted.denormalize("x", 1)
+    values = [fitted.denormalize("age", number) for number in (0.5, -1.0)]
+    assert fitted.denormalize("age", [0.5, -1.0]).tolist() == values
 
 
 # Categories

@@ -68,7 +68,7 @@ class FittedColumns(Report):
         return {name: FIRST_ID + len(known) for name, known in self.categories.items()}
 
     def denormalize(self, column: str, values: Any) -> Any:
-        """Numbers, an array or a tensor as they were before ``normalize_columns``.
+        """A number, an array, a list (as an array) or a tensor as before ``normalize_columns``.
 
         >>> FittedColumns(3, {"price": {"mean": 10.0, "std": 2.0}}).denormalize("price", 0.5)
         11.0
@@ -79,7 +79,8 @@ class FittedColumns(Report):
                 f"denormalize(column) must be a column of numbers, got {column!r}; {there}"
             )
         mean, std = self.numbers[column]["mean"], self.numbers[column]["std"]
-        return values * (std or 1.0) + mean
+        numbers = np.asarray(values) if isinstance(values, list | tuple) else values
+        return numbers * (std or 1.0) + mean
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file with a line for each column of numbers and for each category, with its id, its
