@@ -1,4 +1,4 @@
-"""Rows of the recipe ``classification``: those of several classes, and pairs of texts.
+"""A stage of the recipe ``classification``, for rows of several classes.
 
 >>> import trainpipes as tp
 >>> list(tp.from_dataset([{"label": [0.0, 1.0, 1.0]}]).then(ClassLists("label", width=3)))
@@ -7,22 +7,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from trainpipes import Pipeline
 from trainpipes.columns import arrays
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.read_columns import in_column
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table, with_column
 from trainpipes.stages.labels import LabelColumn
-from trainpipes_recipes.inputs import joined
 
-__all__ = ["ClassLists", "joined_pairs"]
+__all__ = ["ClassLists"]
 
 
 class ClassLists(RunStage, takes="columns"):
@@ -63,10 +58,3 @@ class ClassLists(RunStage, takes="columns"):
         hot = numbers.reshape(-1, self.width) == 1
         lists = arrays.list_array(np.nonzero(hot)[1].astype(np.int64), hot.sum(1))
         return run.with_block(block.with_data(with_column(table, self.column, lists)))
-
-
-def joined_pairs(rows: Pipeline, text: str, text_pair: str, *, on_error: Any) -> Pipeline:
-    """Rows with both texts in the column of the first one, an empty line in between. A second text that is
-    null is refused, or makes both null, which ``tokenize`` then leaves out.
-    """
-    return joined(rows, text, text_pair, "skip" if leaves_out(on_error) else "raise")

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from trainpipes import BatchStage, DataError, Pipeline
-from trainpipes_recipes.class_lists import ClassLists, joined_pairs
+from trainpipes.interfaces.quarantine import leaves_out
+from trainpipes_recipes.class_lists import ClassLists
 from trainpipes_recipes.folders import texts_in_folders
-from trainpipes_recipes.inputs import LABELS, Input, OnError, documented
+from trainpipes_recipes.inputs import LABELS, Input, OnError, OnNull, documented, joined
 
 __all__ = ["MultiHot", "classification"]
 
@@ -108,7 +109,8 @@ def classification(
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
-        rows, pair = joined_pairs(rows, *texts, on_error=on_error), False
+        on_null: OnNull = "skip" if leaves_out(on_error) else "raise"
+        rows, pair = joined(rows, texts[0], texts[1], on_null), False
     if texts:
         columns, most = texts if pair else texts[0], max_length
         rows = rows.tokenize(tokenizer, columns, pair=pair, max_length=most, on_error=on_error)

@@ -341,6 +341,18 @@ def test_files_of_every_kind_give_the_same_batches(tmp_path: Path) -> None:
     assert found(tmp_path / "rows.jsonl") == expected
 
 
+@pytest.mark.parametrize("beside", ["", "pictures"])
+def test_a_folder_with_a_table_of_its_pictures(beside: str, tmp_path: Path) -> None:
+    rows = [row for row in with_paths(tmp_path) if len(row["images"]) == 1]
+    for row in rows:
+        row["file_name"] = row.pop("images")[0].removeprefix(f"{beside}/")
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / beside / "metadata.jsonl").write_text("\n".join(lines))
+    whole = [row for row in ROWS if len(row["images"]) == 1]
+    expected = digests(seen(tp.from_dataset(whole), "qwen2_vl", batch_size=2))
+    assert digests(seen(str(tmp_path / beside), "qwen2_vl", batch_size=2)) == expected != []
+
+
 def test_a_tar_has_a_conversation_and_a_picture_for_each_sample(tmp_path: Path) -> None:
     rows = [row for row in ROWS if len(row["images"]) == 1]
     with tarfile.open(tmp_path / "rows.tar", "w") as archive:
