@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from trainpipes import BatchStage, DataError, Pipeline
-from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes_recipes.class_lists import ClassLists
 from trainpipes_recipes.folders import texts_in_folders
-from trainpipes_recipes.inputs import LABELS, Input, OnError, OnNull, documented, joined
+from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, joined_pair
 
 __all__ = ["MultiHot", "classification"]
 
@@ -109,8 +108,7 @@ def classification(
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
-        on_null: OnNull = "skip" if leaves_out(on_error) else "raise"
-        rows, pair = joined(rows, texts[0], texts[1], on_null), False
+        rows, pair = joined_pair(rows, texts[0], texts[1], on_error), False
     if texts:
         columns, most = texts if pair else texts[0], max_length
         rows = rows.tokenize(tokenizer, columns, pair=pair, max_length=most, on_error=on_error)

@@ -27,13 +27,14 @@ import trainpipes as tp
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.arrays import first_null, is_text, viewless
-from trainpipes.interfaces.quarantine import OnBadRow, OnError
+from trainpipes.interfaces.quarantine import OnBadRow, OnError, leaves_out
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnBadRow", "OnError", "balanced", "documented", "whole_number", "with_context",
+    "Input", "OnBadRow", "OnError", "balanced", "documented", "joined_pair", "whole_number",
+    "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -403,6 +404,13 @@ def joined(rows: tp.Pipeline, prompt: str, context: str, on_null: OnNull = "leav
     """
     join = _Joined(prompt, context, on_null)
     return rows.with_columns(join, format="arrow", thread_safe=True).drop_columns(context)
+
+
+def joined_pair(
+    rows: tp.Pipeline, text: str, text_pair: str, on_error: OnError | None
+) -> tp.Pipeline:
+    """``joined`` for a pair to tokenize: a second text that is null is refused, or its row left out."""
+    return joined(rows, text, text_pair, "skip" if leaves_out(on_error) else "raise")
 
 
 @dataclass(frozen=True)
