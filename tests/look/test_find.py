@@ -243,6 +243,19 @@ def test_rows_of_a_mix_are_named_by_source_and_those_of_zip_by_either(tmp_path: 
     assert (one.m, one.index) == (other.m, other.index)
 
 
+def test_rows_without_files_that_follow_each_other_are_counted_over_all() -> None:
+    rows = [{"text": letter} for letter in "abcdef"]
+    pipe = tp.concat(tp.from_dataset(rows[:3]), tp.from_dataset(rows[3:])).shuffle(6, seed=3)
+    for step, row in enumerate(pipe):
+        (place,) = tp.locate(pipe, step, epoch=0).places
+        assert place.row == rows.index(row)
+        (found,) = tp.find(pipe, [place.row], epoch=0)
+        assert found.step == step
+    rows[4]["text"] = None
+    with pytest.raises(tp.DataError, match="row 4"):
+        list(pipe.tokenize("bytes"))
+
+
 def test_where_batches_are_counted_each_window_is_permuted_once_and_nothing_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

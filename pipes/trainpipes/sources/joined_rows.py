@@ -205,7 +205,7 @@ class JoinedRows(RowSource):
 
     def place(self, block: int, row: int) -> Place:
         inputs, row_below = self.lanes[0].inputs_of(int(self.edges[block]) + row)
-        return inputs.place_of(row_below)
+        return self._counted(inputs.place_of(row_below), block, row)
 
     def places(self, block: int, row: int) -> list[Place]:
         places = []
@@ -213,8 +213,17 @@ class JoinedRows(RowSource):
             inputs, row_below = lane.inputs_of(int(self.edges[block]) + row)
             for place in inputs.places_of(row_below):
                 source = f"{number}" + (f"/{place.source}" if place.source else "")
-                places.append(replace(place, source=source) if self.stage.beside else place)
+                beside = self.stage.beside
+                places.append(
+                    replace(place, source=source) if beside else self._counted(place, block, row)
+                )
         return places
+
+    def _counted(self, place: Place, block: int, row: int) -> Place:
+        """Of rows one after the other, those without a file are counted over all, as ``find`` takes them."""
+        if self.stage.beside or place.path is not None or place.source is not None:
+            return place
+        return replace(place, row=int(self.edges[block]) + row)
 
     def block_key(self, block: int) -> Any:
         start, stop = self.edges[block : block + 2].tolist()
