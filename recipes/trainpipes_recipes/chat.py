@@ -90,8 +90,11 @@ def chat(
     """
     data = Input("chat", files, storage_options)
     rows = data.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[messages, prompt, tools], on_error=on_error,
-        chat_template={"max_length": max_length, "template": template},
+        tokenizer, ["input_ids", "labels"], named=[messages, prompt, tools],
+        shaping={"roles": roles}, on_error=on_error,
+        chat_template={
+            "max_length": max_length, "template": template, "parse_arguments": parse_arguments,
+        },
     )  # fmt: skip
     if rows is None:
         if tools is None and messages is None and "tools" in data.columns:

@@ -85,7 +85,7 @@ def classification(
     (label,) = data.find({"label": label}, LABELS)
     ready = data.tokenized(
         tokenizer, ["input_ids", label], named=[text, text_pair], on_error=on_error,
-        tokenize={"max_length": max_length},
+        tokenize={"max_length": max_length, "add_eos": False, "labels": None},
     )  # fmt: skip
     texts = [] if ready is not None else data.texts(text, text_pair, label)
     labels = data.rows([label])

@@ -183,6 +183,7 @@ class Input:
         columns: Sequence[str],
         *,
         named: Sequence[str | None] = (),
+        shaping: Mapping[str, Any] | None = None,
         on_error: OnError | None = None,
         **made_by: Mapping[str, Any],
     ) -> tp.Pipeline | None:
@@ -192,6 +193,7 @@ class Input:
             tokenizer: the recipe's.
             columns: that it needs.
             named: columns of texts that the user named; their ids are made anew.
+            shaping: options that shape ids and that files do not tell; refused where given.
             on_error: treatment of rows without a target.
             made_by: the options that each stage that made ids must have had; ``...`` for any but
                 None.
@@ -211,9 +213,15 @@ class Input:
                     stage=self.recipe,
                 )
             return None
-        return tokenized_rows(
+        rows = tokenized_rows(
             self.rows(), tokenizer, columns, caller=self.recipe, made_by=made_by, on_error=on_error
         )
+        for option, value in (shaping or {}).items():
+            if rows is not None and value is not None:
+                rule = "must be left out with token ids that were made ahead, which it has shaped already"
+                way = "leave it out, or give the files of texts"
+                raise tp.ConfigError(f"{self.recipe}({option}) {rule}, got {value!r}; {way}")
+        return rows
 
     @cached_property
     def _reader(self) -> str:

@@ -86,7 +86,8 @@ def preference(
     data = Input("preference", files, storage_options)
     columns = [f"{side}_{name}" for side in SIDES for name in ("input_ids", "labels")]
     rows = data.tokenized(
-        tokenizer, columns, named=[prompt, chosen, rejected], on_error=on_error,
+        tokenizer, columns, named=[prompt, chosen, rejected], shaping={"roles": roles},
+        on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip

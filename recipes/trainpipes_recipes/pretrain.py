@@ -60,8 +60,9 @@ def pretrain(
     """
     data = Input("pretrain", files, storage_options)
     rows = data.tokenized(
-        tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize={"add_eos": add_eos}
-    )
+        tokenizer, ["input_ids"], named=[text], on_error=on_error,
+        tokenize={"add_eos": add_eos, "max_length": None, "labels": None},
+    )  # fmt: skip
     if rows is None:
         (text,) = data.find({"text": text}, TEXTS)
         rows = data.rows([text]).tokenize(tokenizer, text, add_eos=add_eos, on_error=on_error)

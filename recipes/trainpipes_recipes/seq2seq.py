@@ -50,7 +50,8 @@ def seq2seq(
     """
     data = Input("seq2seq", files, storage_options)
     rows = data.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
+        tokenizer, ["input_ids", "labels"], named=[prompt, response, context],
+        shaping={"context": context}, on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": None},
     )  # fmt: skip
     if rows is None:

@@ -56,7 +56,8 @@ def sft(
     """
     data = Input("sft", files, storage_options)
     rows = data.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
+        tokenizer, ["input_ids", "labels"], named=[prompt, response, context],
+        shaping={"context": context}, on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": ...},
     )  # fmt: skip
     if rows is None:

@@ -421,7 +421,7 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path):
     ):
         with pytest.raises(tp.ConfigError, match=message):
             tp.recipe("sft", done.folder, **options)
-    with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
+    with pytest.raises(tp.ConfigError, match=r"tokenized with labels=.*, for another recipe"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
     apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart")
     with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
@@ -429,6 +429,36 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path):
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other")
     with pytest.raises(tp.ConfigError, match=r"pretrain\(add_eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", add_eos=5)
+    with pytest.raises(
+        tp.ConfigError, match=r"pretrain: .* tokenized with max_length=30, for another"
+    ):
+        tp.recipe("pretrain", done.folder, "bytes")
+    chats = tokenize(RECIPES["chat"](files), tmp_path / "chats")
+    for recipe, ids, maker in (
+        ("chat", done, "tokenize"), ("sft", chats, "chat_template"), ("pretrain", chats, "chat_template"),
+    ):  # fmt: skip
+        with pytest.raises(tp.ConfigError, match=rf"tokenized by {maker}\(\), for another recipe"):
+            tp.recipe(recipe, ids.folder, small_tokenizer())
+    with pytest.raises(
+        tp.ConfigError, match=r"chat\(parse_arguments\): .*null, and now it is false"
+    ):
+        tp.recipe("chat", chats.folder, small_tokenizer(), parse_arguments=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "refused"),
+    [
+        ("sft", {"context": "", "max_length": 30}, "context"),
+        ("seq2seq", {"context": ""}, "context"),
+        ("chat", {"roles": {"me": "user"}}, "roles"),
+        ("preference", {"roles": {"me": "user"}}, "roles"),
+    ],
+)
+def test_options_that_have_shaped_the_ids_are_refused(recipe, options, refused, tmp_path):
+    done = tokenize(RECIPES[recipe](parquet(tmp_path / "in")), tmp_path / "ids")
+    tokenizer = small_tokenizer() if recipe == "chat" else "bytes"
+    with pytest.raises(tp.ConfigError, match=rf"{recipe}\({refused}\) must be left out"):
+        tp.recipe(recipe, done.folder, tokenizer, **options)
 
 
 def test_files_of_texts_are_listed_no_more_often_than_before(tmp_path, monkeypatch):

@@ -208,15 +208,22 @@ def tokenized_rows(
             stage=caller,
         )
     for stage in stages:
-        if stage["stage"] in made_by and "tokenizer" in stage:
-            _check(caller, stage, tokenizer, made_by[stage["stage"]])
+        maker = stage["stage"]
+        if maker not in MAKERS or "tokenizer" not in stage:
+            continue
+        if maker not in made_by:
+            raise ConfigError(
+                f"{caller}: the files were tokenized by {maker}(), for another recipe: tokenize the texts "
+                "for this one"
+            )
+        _check(caller, stage, tokenizer, made_by[maker])
     return rows.then(TokenizedBy(tokenizer, about["tokenized"]["ids"], on_error=on_error))
 
 
 def _check(
     caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError for the first option that differs; an option of ``...`` may be anything but None."""
+    """Raise ConfigError for the first option that differs; ``...`` is anything but None."""
     changed = {name: value for name, value in options.items() if value is not ...}
     now = {"tokenizer": load(tokenizer).fingerprint()}
     if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
@@ -230,7 +237,13 @@ def _check(
                     f"{caller}: the files were tokenized without {name}, for another recipe: tokenize the "
                     "texts for this one"
                 )
+        elif before is not None and present is None and options.get(name) is None:
+            raise ConfigError(
+                f"{caller}: the files were tokenized with {name}={said(before)}, for another recipe: "
+                "tokenize the texts for this one"
+            )
         elif before != present:
+            present = options[name] if name in options and present is None else present
             raise ConfigError(
                 f"{caller}({name}): the files were tokenized with {said(before)}, and now it is "
                 f"{said(present)}: give the same, or tokenize the texts again"
