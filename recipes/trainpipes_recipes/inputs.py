@@ -352,13 +352,16 @@ class Input:
 
         To train they are shuffled, unless they are already. Stages that make token ids come after
         the shuffle unless there is a cache: else the first batch would wait for all rows of its
-        buffer.
+        buffer. Those before a take() or skip() stay, which counts rows in file order.
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
         stages, names = rows.stages, {stage.name for stage in rows.stages}
+        counted = max((n for n, s in enumerate(stages) if s.name in ("take", "skip")), default=0)
         later = [
-            n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.traits.keeps_rows
+            n
+            for n, s in enumerate(stages)
+            if n > counted and s.name in TOKENIZING and not s.traits.keeps_rows
         ]
         first = later[0] if later and "cache" not in names else len(stages)
         if first < len(stages):

@@ -343,3 +343,19 @@ def test_an_option_that_names_a_column_of_files_made_ahead_is_left_out(tmp_path:
         ):
             tp.recipe("chat", str(tmp_path / "ids"), **named, **options)
     tp.recipe("chat", str(tmp_path / "ids"), **options).peek()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_rows_held_out_by_a_count_do_not_come_to_train(made: bool) -> None:
+    texts = tp.from_arrow(pa.table({"text": [chr(97 + n) * 3 for n in range(12)]}))
+    ids = texts.skip(4).tokenize("bytes", on_error="skip")
+    if made:
+        rows = tp.from_arrow(pa.table({"input_ids": [[97 + n] * 3 for n in range(12)]}))
+        ids = rows.skip(4).tokenized_by("bytes", on_error="skip")
+    options: dict[str, Any] = {"max_length": 3, "batch_size": 1, "epochs": 1, "num_shards": 1}
+    pipe = tp.recipe("tokens", ids, **options)
+    seen = sorted(batch["input_ids"][0, 0].item() for batch in pipe)
+    assert seen == [*range(101, 109)]
+    late = tp.Pipeline([stage for stage in ids.stages if stage.name != "skip"]).skip(4)
+    with pytest.raises(tp.ConfigError, match=r"put take.. and skip.. directly after the source"):
+        tp.recipe("tokens", late, **options).peek()
