@@ -137,7 +137,7 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
             raise tp.ConfigError(f"roles must be {rule}, got {names!r}")
 
     def apply(self, row: Any) -> Any:
-        row, wrong = self._looked_at(row)
+        row, wrong = self._read(row)
         if wrong is None or self.on_error == "keep":
             return row
         if not leaves_out(self.on_error):
@@ -152,16 +152,23 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
             gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
 
             def error_of(n: int) -> str | None:
-                return self._looked_at(block.slice(n, n + 1).rows()[0])[1]
+                return self._read(block.slice(n, n + 1).rows()[0])[1]
 
             self._left_out.drop(block, gone, error_of)
         return checked
 
+    def _read(self, row: Any) -> tuple[Any, str | None]:
+        """``_looked_at``; where bad rows are left out, one that cannot be read is bad."""
+        try:
+            return self._looked_at(row)
+        except tp.DataError as error:
+            if isinstance(error, tp.SchemaError) or not leaves_out(self.on_error):
+                raise
+            return row, error.message
+
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
         """A row in a single layout, and its problem."""
-        if not isinstance(row, dict) or self.column not in row:
-            there = list(row) if isinstance(row, dict) else type(row).__name__
-            raise tp.SchemaError(f"there is no column {self.column!r}; there are {there}")
+        self._check_keys(row, self.column, self.prompt)
         if self.roles is None:
             wrong = self._empty(row[self.column])
         else:
@@ -169,6 +176,12 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
             talks = [to_messages(row[name], {**ROLES, **self.roles}, name) for name in names]
             row, wrong = row | dict(zip(names, talks, strict=True)), problem(*talks)
         return row, wrong and f"column {self.column!r}: {wrong}"
+
+    def _check_keys(self, row: Any, *names: str | None) -> None:
+        for name in names:
+            if name is not None and (not isinstance(row, dict) or name not in row):
+                there = list(row) if isinstance(row, dict) else type(row).__name__
+                raise tp.SchemaError(f"there is no column {name!r}; there are {there}")
 
     def _empty(self, text: Any) -> str | None:
         if not isinstance(text, str | None):

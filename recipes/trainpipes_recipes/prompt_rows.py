@@ -13,6 +13,7 @@ import trainpipes as tp
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes.interfaces.stage import made_once
+from trainpipes.stages.columns import taken
 from trainpipes.tokenizers.chat import Chat, messages_of, tools_of
 from trainpipes_recipes.chats import ROLES, CheckedRows, to_messages
 
@@ -45,10 +46,14 @@ def check_prompts(
         require(good, "prompts(batch_size)", rule, size)
 
 
-def check_tools(tools: str | None, columns: Sequence[str], is_text: bool) -> None:
-    """Raise unless there is a column of tools, and messages to write it with."""
+def check_tools(
+    tools: str | None, columns: Sequence[str], is_text: bool, template: str | None = None
+) -> None:
+    """Raise unless there is a column of tools, and messages to write with it and the template."""
+    good, rule = not is_text or template is None, "left out where prompts are text"
+    require(good, "prompts(template)", rule, template)
     if tools is not None:
-        require(not is_text, "prompts(tools)", "left out where prompts are text", tools)
+        require(not is_text, "prompts(tools)", rule, tools)
         need_columns(columns, [tools], "prompts(tools)")
 
 
@@ -81,6 +86,8 @@ class PromptRows(CheckedRows):
         return Chat(self.tokenizer, self.template)
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
+        tools_column = None if self.tokenizer is None else self.tools
+        self._check_keys(row, self.column, self.context, tools_column)
         prompt, more = row[self.column], row[self.context] if self.context else None
         if not isinstance(more, str | None) or (more and not isinstance(prompt, str | None)):
             said = f"column {self.context!r} goes on with prompts, and both are text"
@@ -137,9 +144,11 @@ class Groups(tp.BatchStage):
             got = f"a row with the keys {[*odd]} where the first of its batch has {[*rows[0]]}"
             raise tp.SchemaError(f"prompts: rows have the same keys, got {got}: give them by map()")
         columns = {name: [row[name] for row in rows] for name in rows[0]}
+        if "attention_mask" in columns:
+            raise taken("attention_mask", self)
         ids = columns.pop("input_ids")
         ragged = {"input_ids": ids, "attention_mask": [[1] * len(row_ids) for row_ids in ids]}
         padded = {
             k: torch.from_numpy(tp.pad_sequences(v, dtype="int64")) for k, v in ragged.items()
         }
-        return {**padded, **{name: columns[name] for name in columns if name not in padded}}
+        return {**padded, **columns}

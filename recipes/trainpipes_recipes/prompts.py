@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainpipes import Pipeline
+from trainpipes import Pipeline, SchemaError
 from trainpipes_recipes.chats import checked
 from trainpipes_recipes.inputs import CONVERSATIONS, PROMPTS, Input, OnError, documented
 from trainpipes_recipes.prompt_rows import (
@@ -87,11 +87,13 @@ def prompts(
     data = Input("prompts", files, storage_options)
     (prompt,) = data.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
     is_text = isinstance(data.first(prompt), str | None)
-    check_tools(tools, data.columns, is_text)
+    check_tools(tools, data.columns, is_text, template)
+    if prompt != "prompt" and "prompt" in data.columns:
+        way = 'rename() it before, or leave it out with drop_columns("prompt")'
+        raise SchemaError(f"prompts({prompt=}): the rows have a column 'prompt' already; {way}")
     context = data.context(prompt, context) if is_text or context else None
     rows = data.arrange(data.rows(), train, buffer_size, seed, num_shards)
     if prompt != "prompt":
-        rows = rows.drop_columns("prompt") if "prompt" in data.columns else rows
         rows = rows.rename({prompt: "prompt"})
     stage = PromptRows(
         "prompt", roles=None if is_text else (roles or {}), on_error=on_error, tools=tools,

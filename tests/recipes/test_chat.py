@@ -205,9 +205,11 @@ def test_parts_of_text_are_joined() -> None:
     told = [message("user", parts), message("assistant", parts[:1])]
     assert only(told, template=TOOLS) == [("u:ab|a:a|", "a")]
     picture = [{"type": "image"}, parts[0]]
+    bad = [message("user", picture), message("assistant", parts)]
     with pytest.raises(tp.DataError, match="a part without text") as caught:
-        only(told, [message("user", picture), message("assistant", parts)], template=TOOLS)
+        only(told, bad, template=TOOLS)
     assert caught.value.row == 1
+    assert only(told, bad, template=TOOLS, on_error="skip") == [("u:ab|a:a|", "a")]
     other = [{"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(tp.DataError, match=r"cannot write this conversation: TypeError") as caught:
         only([message("user", other), message("assistant", other)])

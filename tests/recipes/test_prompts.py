@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROWS = [
     for n in range(20)
 ]  # fmt: skip
 SMALL: dict[str, Any] = {"num_shards": 1, "train": False}
+ASKED = [{"role": "user", "content": "a"}]
 
 
 def test_columns_stay_python_values_and_groups_are_whole() -> None:
@@ -150,10 +152,15 @@ def test_the_answer_of_a_conversation_is_no_part_of_its_prompt() -> None:
         text_of({"messages": talk[1:]}, tokenizer)
 
 
-def test_a_column_of_the_name_of_the_mask_does_not_replace_it() -> None:
+def test_columns_of_names_that_the_recipe_gives_are_refused() -> None:
     rows = tp.from_dataset([{"prompt": "abc"[:n], "attention_mask": "mine"} for n in (3, 1)])
-    (batch,) = prompts(rows, "bytes", batch_size=2, **SMALL)
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    with pytest.raises(tp.SchemaError, match=r"column 'attention_mask' already; rename\(\) it"):
+        list(prompts(rows, "bytes", batch_size=2, **SMALL))
+    asked = tp.from_dataset([{"prompt": "Be brief.", "question": "1 + 1?", "answer": 2}])
+    with pytest.raises(tp.SchemaError, match=r"have a column 'prompt' already; rename\(\) it"):
+        prompts(asked, prompt="question", **SMALL)
+    (batch,) = prompts(asked.drop_columns("prompt"), batch_size=1, **SMALL)
+    assert batch == [{"prompt": "1 + 1?", "answer": 2}]
 
 
 def test_long_and_empty_prompts(tmp_path: Path) -> None:
@@ -206,8 +213,45 @@ def test_states_know_what_is_left_out_as_a_filter() -> None:
     ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
     ({"max_length": 5}, "must be None without a tokenizer"),
     ({"output": "text", "on_error": "keep", "max_length": 5, "tokenizer": "bytes"}, "cuts long prompts"),
+    ({"template": "{{ messages }}", "tokenizer": "bytes"}, "left out where prompts are text"),
     ({"output": "tensor"}, 'must be "ids" or "text"'),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(tp.ConfigError, match=said):
         prompts(tp.from_dataset(ROWS), **options)
+
+
+@pytest.mark.parametrize("on_error", [None, "skip"])
+@pytest.mark.parametrize(
+    ("data", "options", "lacking"),
+    [
+        ([{"prompt": "a", "context": "b"}, {"prompt": "c"}], {"context": "context"}, "context"),
+        ([{"prompt": "c"}, {"other": "a"}], {}, "prompt"),
+        ([{"prompt": ASKED, "tools": "[]"}, {"prompt": ASKED}], {"tools": "tools"}, "tools"),
+    ],
+)  # fmt: skip
+def test_a_key_that_a_row_lacks_is_named(
+    data: list[Any], options: dict[str, Any], lacking: str, on_error: Any
+) -> None:
+    tokenizer = small_tokenizer() if "tools" in options else None
+    pipe = prompts(
+        tp.from_dataset(data), tokenizer, batch_size=1, on_error=on_error, **options, **SMALL
+    )
+    with pytest.raises(tp.SchemaError, match=f"there is no column '{lacking}'; there are"):
+        list(pipe)
+
+
+@pytest.mark.parametrize(
+    ("bad", "options"),
+    [
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, {}),
+        ({"prompt": ASKED, "tools": "{no JSON"}, {"tools": "tools"}),
+    ],
+)
+def test_rows_that_cannot_be_read_are_left_out(bad: dict[str, Any], options: Any) -> None:
+    rows = tp.from_dataset([{"prompt": ASKED, "tools": "[]"}, {"tools": "[]", **bad}])
+    make = partial(prompts, rows, small_tokenizer(), batch_size=None, **options, **SMALL)
+    with pytest.raises(tp.DataError) as caught:
+        list(make())
+    assert caught.value.row == 1
+    assert len(list(make(on_error="skip"))) == 1
