@@ -12,6 +12,7 @@ goes on, and no row is left out or written twice. Requests under way at the kill
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import json
@@ -20,7 +21,7 @@ import queue as queues
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from trainpipes_recipes.prompts import prompts
 __all__ = ["ask", "generate", "main"]
 
 STATE = ".state.json"
+#: Rows after which a column that no file can hold is found before the file is full.
+FEW = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if (args.url is None) == (args.function is None):
         parser.error("give --url or --function")
+    if args.function is not None and args.prompt is not None:
+        parser.error("--prompt is for --url: a function takes the whole row")
     if args.url is not None:
         answer = functools.partial(ask, args.url, args.model, args.max_tokens)
         rows = prompts(args.files, prompt=args.prompt, train=False, num_shards=1, batch_size=None)
@@ -100,7 +105,7 @@ def generate(
         rows: in the order in which they are to be written; of a single shard, without a shuffle.
         answer: makes a row's answer; is called by ``in_flight`` threads.
         output: folder; holds "part-00000.parquet" and so on, and ".state.json".
-        column: for the answers.
+        column: for the answers; one that rows do not have.
         in_flight: calls at a time.
         rows_per_file: rows in each file; files written last may have fewer.
         ordered: whether answers wait for those of rows before them.
@@ -108,6 +113,10 @@ def generate(
 
     Returns:
         How many rows are in the folder.
+
+    Raises:
+        ConfigError: rows have that column already.
+        DataError: a row or an answer cannot be written, or not in one file with those before it.
     """
     whole_number(in_flight, 1, "generate(in_flight)")
     whole_number(rows_per_file, 1, "generate(rows_per_file)")
@@ -134,6 +143,7 @@ def generate(
     def work_on() -> None:
         for work in queue:
             try:
+                check_row(work.item, column)
                 answers.put((work, answer(work.item)))
             except Exception as error:
                 answers.put((work, error))
@@ -144,6 +154,7 @@ def generate(
     held: dict[tp.WorkKey, dict[str, Any]] = {}  # rows with their answers, not written
     ready: list[tp.WorkKey] = []  # of them those whose turn it is
     failed: Counter[tp.WorkKey] = Counter()
+    last: dict[str, Any] = {}  # of each column of this file a value that came last, and is not None
     try:
         while True:
             waits = False
@@ -158,7 +169,10 @@ def generate(
                         raise generated
                     queue.again(work.key)
                     continue
-                held[work.key] = {**work.item, column: generated}
+                held[work.key] = row = {**work.item, column: generated}
+                check_values(row, last)
+                if len(held) == FEW:
+                    table_of([*held.values()])
                 if not ordered:
                     ready.append(work.key)
                 while ordered and (0, count + len(ready)) in held:
@@ -169,6 +183,7 @@ def generate(
                     queue.done(key)
                 parts, count = parts + 1, count + len(ready)
                 ready.clear()
+                last.clear()
                 write(output / STATE, {"queue": queue.state_dict(), "parts": parts, "rows": count})
             elif waits and not any(thread.is_alive() for thread in threads) and not held:
                 return count
@@ -176,12 +191,51 @@ def generate(
         queue.close()
 
 
+def check_row(row: Any, column: str) -> None:
+    """Raise before a row is answered, if it could not be written with its answer."""
+    if not isinstance(row, Mapping):
+        raise tp.DataError(
+            f"generate takes rows that are dicts, got {row!r:.80}: make them by map()"
+        )
+    way = "give another one, as by --column answer"
+    require(column not in row, "generate(column)", "a name that no column has", column, way)
+    check_values(row, {})
+
+
+def check_values(row: Mapping[str, Any], last: dict[str, Any]) -> None:
+    """Raise DataError for a value that no column holds together with the one before it."""
+    for name, value in row.items():
+        with naming(name):
+            pa.array([last.get(name), value])
+        if value is not None:
+            last[name] = value
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows as a table; raises DataError for a column that Parquet cannot hold."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        with naming(name):
+            column = pa.table({name: [row.get(name) for row in rows]})
+            pq.write_table(column[:0], pa.BufferOutputStream())
+        columns[name] = column[name]
+    return pa.table(columns)
+
+
+@contextlib.contextmanager
+def naming(column: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OverflowError) as error:
+        way = "make values of one type of it, text for instance, or leave the column out"
+        raise tp.DataError(
+            f"generate: column {column!r} cannot be written: {error}; {way}"
+        ) from error
+
+
 def save(output: Path, number: int, rows: list[dict[str, Any]]) -> None:
     """A file, whole or not there."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    pq.write_table(
-        pa.table({name: [row.get(name) for row in rows] for name in names}), output / ".new"
-    )
+    pq.write_table(table_of(rows), output / ".new")
     os.replace(output / ".new", output / f"part-{number:05d}.parquet")
 
 

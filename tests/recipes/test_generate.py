@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,3 +130,35 @@ def test_rows_keep_columns_that_come_late_and_a_pipeline_may_have_been_read(tmp_
         {"prompt": "a", "note": None, "response": "A"},
         {"prompt": "b", "note": 1, "response": "B"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("data", "answers", "asked", "said"),
+    [
+        ([{"prompt": "a", "response": "gold"}], ["b"], 0, "a name that no column has, got 'response'"),
+        ([{"x": object()}], ["b"], 0, "column 'x' cannot be written"),
+        (["a"], ["b"], 0, "generate takes rows that are dicts, got 'a'"),
+        ([{"n": n} for n in range(900)], [{"a": 1}, "b"], 2, "column 'response' cannot be written"),
+        ([{"n": n, "meta": {}} for n in range(900)], ["b"], 64, "column 'meta' cannot be written"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_named_before_many_answers_are_paid_for(
+    data: list[Any], answers: list[Any], asked: int, said: str, tmp_path: Path
+) -> None:
+    made: list[Any] = []
+
+    def answer(row: Any) -> Any:
+        made.append(row)
+        time.sleep(0.001)
+        return answers[(len(made) - 1) % len(answers)]
+
+    with pytest.raises((tp.ConfigError, tp.DataError), match=said):
+        generate(tp.from_dataset(data), answer, tmp_path, in_flight=1)
+    assert asked <= len(made) < (900 if asked else 1)
+    assert not list(tmp_path.glob("part-*"))
+
+
+def test_a_column_of_prompts_is_for_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--files", "x", "--output", "y", "--function", "a:b", "--prompt", "question"])
+    assert "--prompt is for --url" in capsys.readouterr().err
