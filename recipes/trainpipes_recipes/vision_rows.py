@@ -172,13 +172,12 @@ def conversation(
     {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '\\nA cat?'}]}
     """
     value = values[0] if len(values) == 1 else _asked(*values)
-    if isinstance(value, str | bytes):
+    if as_json := isinstance(value, str | bytes):
         try:
             value = json.loads(value)
-        except ValueError as error:
-            raise tp.DataError(
-                f"column {column!r}: a text is a conversation in JSON: {error}"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            rule = "a text is a conversation in JSON"
+            raise tp.DataError(f"column {column!r}: {rule}: {error}") from None
     if isinstance(value, Mapping):  # of a sample in a tar
         value = next((value[name] for name in ("messages", "conversations") if name in value), None)
     talk = value if isinstance(value, list | tuple) else [] if value is None else [value]
@@ -193,13 +192,14 @@ def conversation(
             first = speaks.index("user") if "user" in speaks else 0
             if parts[first]:  # a null is no text, as is said below
                 parts[first] = [{"type": "image"}] * pictures + parts[first]
-    read = to_messages(
-        [
-            {**turn, "content": _text(some)} if isinstance(turn, Mapping) else turn
-            for turn, some in zip(talk, parts, strict=True)
-        ],
-        roles, column,
-    )  # fmt: skip
+    turns = [
+        {**turn, "content": _text(some)} if isinstance(turn, Mapping) else turn
+        for turn, some in zip(talk, parts, strict=True)
+    ]
+    try:
+        read = to_messages(turns, roles, column)
+    except tp.SchemaError as error:  # what a text holds is the row's own
+        raise (tp.DataError(error.message) if as_json else error) from None
     if (wrong := problem(read)) is not None:
         raise tp.DataError(f"column {column!r}: {wrong}")
     held = sum(part["type"] == "image" for some in parts for part in some)
