@@ -103,7 +103,7 @@ def chat(
             prompt, messages = data.find({"prompt": prompt, "messages": messages}, PAIRS)
         else:
             (messages,) = data.find({"messages": messages}, CONVERSATIONS)
-        data.warn_of_unused(messages, prompt)
+        data.warn_of_unused(messages, prompt, "tools")
         rows = data.rows([name for name in (messages, prompt, tools) if name is not None])
         rows = conversations(rows, messages, prompt=prompt, roles=roles, on_error=on_error)
         rows = rows.chat_template(
@@ -114,7 +114,7 @@ def chat(
     length = max_length if packed else None
     return data.batches(
         rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
-        balance=balance if train else None,
+        balance=balance, train=train,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -148,6 +148,7 @@ def images(
 
 class Labelled(RowStage):
     thread_safe = True
+    recipe: ClassVar[str] = "images"
 
     image: str
     label: str
@@ -158,7 +159,9 @@ class Labelled(RowStage):
         names = self.classes
         texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
         if names is not None and (not texts or len(set(names)) < len(names)):
-            raise ConfigError(f"images(classes) must be the name of each class once, got {names!r}")
+            raise ConfigError(
+                f"{self.recipe}(classes) must be the name of each class once, got {names!r}"
+            )
 
     def apply(self, row: Any) -> Any:
         return {"images": row[self.image], "labels": self.number(row[self.label])}
@@ -179,5 +182,5 @@ class Labelled(RowStage):
         known = "numbers from 0 on, or names that classes=[...] lists in the order of their numbers"
         if names:
             known = f"{len(names)}: {', '.join(names[:9])}{', …' if len(names) > 9 else ''}"
-        said = f"images: column {self.label!r} holds {text!r}, which is no class"
+        said = f"{self.recipe}: column {self.label!r} holds {text!r}, which is no class"
         raise DataError(f"{said}: the classes are {known}")

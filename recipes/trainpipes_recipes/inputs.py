@@ -319,7 +319,8 @@ class Input:
         if "columns" not in vars(self):
             return
         ways = dict.fromkeys(
-            BEFORE, "to show it to the model, join it to the prompt or the messages by map()"
+            (*BEFORE, "tools"),
+            "to show it to the model, join it to the prompt or the messages by map()",
         )
         ways["label"] = "to leave out rows of False, put filter() before"
         for name, way in ways.items():
@@ -384,19 +385,23 @@ class Input:
 
     def batches(
         self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int,
-        balance: int | None = None,
+        balance: int | None = None, train: bool = True,
     ) -> tp.Pipeline:  # fmt: skip
         """Padded batches of rows of token ids, or of rows packed to so many tokens."""
         if packed is None:
-            return balanced(rows.batch(batch_size, drop_last=drop_last), balance).pad_collate()
+            batches = rows.batch(batch_size, drop_last=drop_last)
+            return balanced(batches, balance, train).pad_collate()
         # Each shard packs its own, and keeps the rest; all rows were looked at.
         batches = rows.pack(packed, seed=seed, on_error="keep").batch(batch_size)
-        return balanced(batches, balance).pad_collate()
+        return balanced(batches, balance, train).pad_collate()
 
 
-def balanced(batches: tp.Pipeline, window: int | None, **options: Any) -> tp.Pipeline:
-    """Batches in an order in which those of a step cost about the same, if a window is given."""
-    return batches if window is None else batches.balance(window, **options)
+def balanced(
+    batches: tp.Pipeline, window: int | None, train: bool = True, **options: Any
+) -> tp.Pipeline:
+    """Batches in an order in which those of a step cost about the same, to train, if a window is given."""
+    even = batches if window is None else batches.balance(window, **options)  # checks the window
+    return even if train else batches
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpipes import Pipeline, SchemaError
+from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes_recipes.chats import (
     ROLES,
     CheckedRows,
@@ -98,9 +98,15 @@ def preference(
             said = f"preference: column {names[0]!r} holds texts or lists of messages"
             raise SchemaError(f"{said}, got {first!r:.80}")
         are_texts = not isinstance(first, list)
+        if are_texts and template is not None:
+            way = "write the texts with it by map(), or leave it out"
+            raise ConfigError(
+                f"preference(template) is for conversations, and rows hold texts: {way}"
+            )
         common = [name for (name,) in PROMPTS if prompt is None and name in data.columns]
         if are_texts and not common and prompt is None and _share_a_start(data, names):
             prompt = "shared prompt"
+            data.warn_of_unused(*names)
             rows = data.rows(names).then(SplitPrompt(names[0], names[1], prompt))
         elif are_texts:
             (prompt,) = data.find({"prompt": prompt}, PROMPTS)
@@ -115,6 +121,7 @@ def preference(
                 said = f"column {text!r} holds text, and {names[0]!r} and {names[1]!r} messages"
                 way = f'make messages of it with map(): [{{"role": "user", "content": row[{text!r}]}}]'
                 raise SchemaError(f"preference: {said}: {way}")
+            data.warn_of_unused(prompt, *names)
             rows = data.rows([*names] if prompt is None else [prompt, *names])
             if prompt is None:
                 prompt = "shared prompt"

@@ -69,4 +69,4 @@ def pretrain(
     rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     rows = rows.repeat(epochs if train else 1)
     rows = rows.pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
-    return balanced(rows.batch(batch_size), balance if train else None).pad_collate()
+    return balanced(rows.batch(batch_size), balance, train).pad_collate()

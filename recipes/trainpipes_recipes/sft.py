@@ -70,5 +70,5 @@ def sft(
     length = max_length if packed else None
     return data.batches(
         rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
-        balance=balance if train else None,
+        balance=balance, train=train,
     )  # fmt: skip

@@ -109,6 +109,11 @@ def speech(
         way = 'pass batch_size, since each sound is padded to max_seconds, or output="input_values"'
         rule = 'is for output="input_values"'
         raise ConfigError(f"speech(batch_seconds) {rule}, got {batch_seconds}; {way}")
+    if augment and not spectrograms:
+        way = (
+            'leave it out, as models of samples mask by themselves, or pass output="input_features"'
+        )
+        raise ConfigError(f'speech(augment) is for output="input_features", got {augment}; {way}')
     if isinstance(tokenizer, str) and tokenizer.startswith("characters:"):
         tokenizer = characters(tokenizer.partition(":")[2])
     data = Input("speech", files, storage_options)

@@ -130,5 +130,7 @@ def video_classification(
 
 
 class LabelledClips(Labelled):
+    recipe = "video_classification"
+
     def apply(self, row: Any) -> Any:
         return {"pixel_values": row[self.image], "labels": self.number(row[self.label])}

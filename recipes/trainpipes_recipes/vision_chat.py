@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpipes import Pipeline
+from trainpipes import ConfigError, Pipeline
 from trainpipes_recipes.folders import metadata_in
 from trainpipes_recipes.inputs import CONVERSATIONS, PAIRS, Input, OnBadRow, balanced, documented
 from trainpipes_recipes.vision import Processor
@@ -90,6 +90,11 @@ def vision_chat(
         UnreadableError: a picture is missing or damaged.
         DataError: another row is bad.
     """
+    if packed and max_tokens is not None:
+        rule = "is for rows that are not packed, since batch_size and max_length say what packed ones hold"
+        raise ConfigError(
+            f"vision_chat(max_tokens) {rule}, got {max_tokens}; leave one of them out"
+        )
     files = metadata_in(files, storage_options)
     data = Input("vision_chat", files, storage_options)
     talks = [*CONVERSATIONS, ("json",)]
@@ -104,7 +109,7 @@ def vision_chat(
     # Python's rows stay as they are: contents of text and of parts make no column.
     rows = data.rows(None if isinstance(files, Pipeline) else columns)
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
-    longest = max_length if max_tokens is None or packed else min(max_length, max_tokens)
+    longest = max_length if max_tokens is None else min(max_length, max_tokens)
     talk = texts[0] if len(texts) == 1 else texts
     rows = rows.then(
         VisionRows(
@@ -112,16 +117,15 @@ def vision_chat(
             storage_options=storage_options,
         )
     )  # fmt: skip
-    window = balance if train else None
     if packed:
         rows = rows.then(
             PackBatches(max_length, rows=batch_size, buffer_size=buffer_size, seed=seed)
         )
-        rows = balanced(rows, window, column="length", cost="attention")
+        rows = balanced(rows, balance, train, column="length", cost="attention")
         return rows.then(VisionBatches(own, max_length=max_length, on_error=on_error))
     if max_tokens is None:
         rows = rows.batch(batch_size, drop_last=train and drop_last)
-        rows = balanced(rows, window, column="length")
+        rows = balanced(rows, balance, train, column="length")
     else:
         rows = rows.bucket_by_length(
             max_tokens=max_tokens, column="length", buffer_size=buffer_size, seed=seed

@@ -163,6 +163,17 @@ def test_rows_that_a_filter_or_an_error_takes_away_leave_the_others() -> None:
     assert list(sft(rows([]), "bytes", prompt="prompt", response="response", **SMALL)) == []
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_an_option_that_is_wrong_is_refused_whether_it_is_used_or_not(train: bool) -> None:
+    for recipe, columns in (
+        ("sft", {}),
+        ("sft", {"packed": True}),
+        ("pretrain", {"text": "prompt"}),
+    ):
+        with pytest.raises(tp.ConfigError, match="window"):
+            tp.recipe(recipe, rows(), "bytes", balance=-1, train=train, **columns)
+
+
 @pytest.mark.parametrize(("given", "said"), [
     (rows().shuffle(3), r"in file order.* got rows of shuffle\(\)"),
     (rows().sharding_filter(2), r"got rows of sharding_filter\(\)"),

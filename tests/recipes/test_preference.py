@@ -214,6 +214,7 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(("row", "options", "error", "told"), [
     ({"x": "a"}, {}, tp.SchemaError, r"names tried were chosen \+ rejected, .*chosen=..."),
     ({"chosen": "a", "rejected": "b"}, {}, tp.SchemaError, "the prompt; .*names tried were prompt, question"),
+    (texts(1)[0], {"template": "{{ messages }}"}, tp.ConfigError, r"\(template\) is for conversations"),
     (texts(1)[0], {"on_error": "drop"}, tp.ConfigError, r"on_error\) must be"),
     (trio("p", 1, 2), {}, tp.SchemaError, "'chosen' holds texts or lists of messages, got 1"),
     *((trio("p", [ANSWER], [ANSWER]), options, tp.SchemaError, "column 'prompt' holds text, .*map")
@@ -266,6 +267,23 @@ def test_what_two_texts_share_are_whole_words(chosen: Any, rejected: Any, prompt
     assert (row["a"], row["b"]) == tuple(
         text and text[len(prompt) :] for text in (chosen, rejected)
     )
+
+
+@pytest.mark.parametrize("row", [
+    trio([ASK], [ANSWER], [ANSWER]), shared([trio([ASK], [ANSWER], [ANSWER])])[0],
+    {"chosen": "Q: a A: b", "rejected": "Q: a A: c"}, trio("a", "b", "c"),
+])  # fmt: skip
+def test_columns_that_are_left_out_are_told_of(
+    row: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {"system": "Be brief.", "tools": '[{"name": "f"}]'}
+    preference(tp.from_dataset([row | more]), small_tokenizer(), **ONE).peek()
+    said = (
+        "preference: column {!r} is not used: to show it to the model, join it to the prompt or the"
+    )
+    assert [text[: len(said)] for text in caplog.messages] == [
+        said.format(name)[: len(said)] for name in more
+    ]
 
 
 def test_texts_that_share_nothing_need_a_prompt() -> None:

@@ -117,5 +117,7 @@ def test_what_is_wrong_is_said(clips: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "b.mp4").write_bytes(b"no video")
     with pytest.raises(tp.errors.UnreadableError, match="holds no video that can be decoded"):
         list(video_classification(tmp_path, train=False, **SMALL))
-    with pytest.raises(tp.DataError, match="is no class"):
+    with pytest.raises(tp.DataError, match=r"video_classification: .* is no class"):
         list(video_classification(clips, classes=["run"], train=False, **SMALL))
+    with pytest.raises(tp.ConfigError, match=r"video_classification\(classes\) must be the name"):
+        video_classification(clips, classes=["run", "run"], **SMALL)

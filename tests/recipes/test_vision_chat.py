@@ -296,6 +296,16 @@ def test_a_packed_batch_says_where_its_rows_begin() -> None:
     assert count == len(ROWS)
 
 
+def test_options_that_another_makes_void_or_that_are_wrong_are_refused() -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"max_tokens. is for rows that are not packed.* got 64"
+    ):
+        seen(packed=True, max_tokens=64)
+    for train in (True, False):
+        with pytest.raises(tp.ConfigError, match="window"):
+            seen(balance=-1, train=train)
+
+
 def test_packing_is_refused_for_a_family_of_which_it_is_not_known() -> None:
     class OtherProcessor(Uncounted):
         pass
@@ -520,6 +530,10 @@ def asked(text: str | None, image: Any) -> dict[str, Any]:
         (asked("?", np.zeros((3, 0, 30), np.uint8)), r"got an array uint8 \[3, 0, 30\]"),
         (asked("?", np.zeros((3, 1, 300), np.uint8)), "refuses the row: absolute aspect ratio"),
         ({"messages": "Is it?", "images": None}, "a text is a conversation in JSON"),
+        ({"messages": "[" * 10**6, "images": None}, "a text is a conversation in JSON"),
+        ({"messages": "3", "images": None}, "holds lists of messages.* got 3"),
+        ({"messages": '["Is it?"]', "images": None}, "holds lists of messages.* got 'Is it"),
+        ({"messages": '[{"text": "?"}]', "images": None}, "holds lists of messages"),
         ({"messages": None, "images": None}, "a conversation has no message"),
         (asked(None, jpeg(0)), "message 0 of role 'user' is without content"),
     ],
