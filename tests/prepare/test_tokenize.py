@@ -423,6 +423,10 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path):
             tp.recipe("sft", done.folder, **options)
     with pytest.raises(tp.ConfigError, match=r"tokenized with labels=.*, for another recipe"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
+    with pytest.raises(
+        tp.ConfigError, match=r"classification\(add_eos\): the files were tokenized"
+    ):
+        tp.recipe("classification", done.folder, "bytes", max_length=30)
     apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart")
     with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
         tp.recipe("sft", apart.folder, "bytes", max_length=512)
