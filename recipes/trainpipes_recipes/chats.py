@@ -52,6 +52,8 @@ NEXT: Mapping[str | None, tuple[str, ...]] = {
 #: Other names of these.
 SAME = {"developer": "system", "function": "tool"}
 KNOWN = ("system", "developer", "user", "assistant", "tool", "function")
+#: Of parts that are text, whatever else they say, as "annotations" or "cache_control".
+TEXT_TYPES = ("text", "input_text", "output_text")
 
 
 def conversations(
@@ -256,7 +258,7 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
     if isinstance(content, list) and all(map(_is_text, content)):
-        texts = [part.get("text") for part in content]
+        texts = [part if isinstance(part, str) else part.get("text") for part in content]
         if None in texts:
             raise tp.DataError("content is text, or parts of text, got a part without text")
         content = "".join(texts)
@@ -269,7 +271,9 @@ def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, A
 def _is_text(part: Any) -> bool:
     """Whether a part is of text; a column of parts has nulls for the keys that others have."""
     if not isinstance(part, Mapping):
-        return False
+        return isinstance(part, str)
+    if part.get("type") in TEXT_TYPES and isinstance(part.get("text"), str):
+        return True
     return {key for key, value in part.items() if value is not None} <= {"type", "text"}
 
 

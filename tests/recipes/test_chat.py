@@ -210,6 +210,10 @@ def test_parts_of_text_are_joined() -> None:
         only(told, bad, template=TOOLS)
     assert caught.value.row == 1
     assert only(told, bad, template=TOOLS, on_error="skip") == [("u:ab|a:a|", "a")]
+    more = {"annotations": [], "cache_control": {"type": "ephemeral"}}
+    exported = [{"type": kind, "text": kind[0], **more} for kind in ("input_text", "output_text")]
+    told = [message("user", exported), message("assistant", [*exported[1:], "x"])]
+    assert only(told, template=TOOLS) == [("u:io|a:ox|", "ox")]
     other = [{"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(tp.DataError, match=r"cannot write this conversation: TypeError") as caught:
         only([message("user", other), message("assistant", other)])

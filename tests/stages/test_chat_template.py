@@ -32,7 +32,7 @@ FORGETS = (
 )
 
 
-def messages(*contents: str) -> list[dict[str, str]]:
+def messages(*contents: Any) -> list[dict[str, Any]]:
     roles = ("user", "assistant") * len(contents)
     return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
 
@@ -197,6 +197,24 @@ def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
             list(tp.from_arrow(wrong).chat_template(chat_tokenizer(), **options))
 
 
+def test_a_marked_part_that_begins_within_the_generation_prompt_is_learnt_after_it() -> None:
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+    head = (
+        f"{{% for m in messages %}}{{% if m.role == 'user' %}}{turn}\n{{% else %}}"
+        f"{{% generation %}}{turn}{{% endgeneration %}}{{{{ '\n' }}}}{{% endif %}}{{% endfor %}}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    told = messages("a", "first", "b", "second", "c", "third")
+    table = pa.table({"start": [told[:3]], "end": [told[3:]]})
+    options: Any = {"column": "end", "prompt": "start", "template": head}
+    (row,) = tp.from_arrow(table).chat_template(chat_tokenizer(), **options)
+    third = "<|im_start|>assistant\nthird<|im_end|>"
+    assert spoken(row) == ["second<|im_end|>", third]
+    (whole,) = rows(told).chat_template(chat_tokenizer(), template=head)
+    assert whole["input_ids"] == row["input_ids"]
+    assert spoken(whole)[2] == third
+
+
 TOOLS = (
     "{% if tools %}{{ tools | tojson }}{{ '\n' }}{% endif %}{% for m in messages %}{{ m.role + '\n' }}"
     "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
@@ -269,6 +287,49 @@ def test_arguments_stay_text_for_a_template_that_wants_it() -> None:
         list(made(chat_tokenizer(), template=joins))
     (row,) = rows(called("not JSON")).chat_template(chat_tokenizer(), template=joins)
     assert spoken(row)[0] == "addnot JSON"
+
+
+ARGUMENTS = TOOLS.replace("c.function | tojson", "c.function.arguments")
+PARTS = [[{"type": "text", "text": text}] for text in ("a", "{'b': 1}")]
+
+
+@pytest.mark.parametrize(
+    ("told", "template", "said"),
+    [
+        (
+            messages(*PARTS),
+            TOOLS,
+            r"a part of message 0 as Python does, \[\{'type': 'text', 'text'",
+        ),
+        (messages(["a"], ["b"]), TOOLS, r"as Python does, \['a'\]: make text of it with map"),
+        (messages({"a": 1}, {"a": 2}), TOOLS, r"as Python does, \{'a': 1\}"),
+        (called({"a": 1}), ARGUMENTS, r"as Python does, \{'a': 1\}"),
+        (called('{"a": 1}'), ARGUMENTS, "JSON text: pass parse_arguments=False"),
+    ],
+)
+def test_no_list_or_dict_is_written_as_python_does(told: Any, template: str, said: str) -> None:
+    with pytest.raises(tp.DataError, match=said) as caught:
+        list(rows(told).chat_template(chat_tokenizer(), template=template))
+    assert caught.value.row == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [("{% for p in m.content %}{{ p.text }}{% endfor %}", "{'b': 1}"),
+     ("{{ m.content | tojson }}", json.dumps(PARTS[1])),
+     ("{{ m.content[0].text | replace('b', 'c') }}", "{'c': 1}")],
+)  # fmt: skip
+def test_a_template_may_go_through_parts_or_write_json(content: str, wanted: str) -> None:
+    template = TOOLS.replace("{{ m.content or '' }}", content)
+    (row,) = rows(messages(*PARTS)).chat_template(chat_tokenizer(), template=template)
+    assert spoken(row) == [wanted]
+
+
+def test_a_message_may_quote_what_python_shows() -> None:
+    quotes = called({"a": 1})
+    quotes[0]["content"] = "add {'a': 1}"
+    (row,) = rows(quotes).chat_template(chat_tokenizer(), template=TOOLS)
+    assert spoken(row)[-1] == "it is 2"
 
 
 def test_a_name_is_one_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

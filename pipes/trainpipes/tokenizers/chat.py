@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.locks import ForkLock
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, DataError, cut
 from trainpipes.tokenizers.adapters import auto_tokenizer, is_hub_name
 from trainpipes.tokenizers.engine import Loaded, Ragged, digest
 
@@ -105,7 +105,8 @@ class Chat(Loaded):
                 "the start of the response is not found: it does not start with an assistant message, or "
                 f"{why}: {way}"
             )
-        return Written(text, [span for span in spans if span[0] >= len(before)])
+        start = len(before)
+        return Written(text, [(max(a, start), b) for a, b in spans if b > start])
 
     def prompt(self, messages: Messages, tools: Tools = None) -> str:
         """The text of messages, and the text that the template writes before a response."""
@@ -142,6 +143,7 @@ class Chat(Loaded):
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             raise DataError(f"the chat template cannot write this conversation: {said}") from error
+        _refuse_python(text, messages, tools)
         return text, [span for spans_of_one in spans for span in spans_of_one]
 
     def _spans(self, messages: Messages, tools: Tools, text: str, first: int) -> Spans:
@@ -182,6 +184,29 @@ def _apart(template: str) -> str:
     return f"{LAST_NEWLINE.sub('', template)}{{#+ trainpipes {os.getpid()} #}}"
 
 
+def _refuse_python(text: str, messages: Messages, tools: Tools) -> None:
+    """Raise where the template has written content or arguments as Python shows lists and dicts."""
+    for number, message in enumerate(messages):
+        for value in (message.get("content"), *(f.get("arguments") for f in _functions(message))):
+            if not isinstance(value, list | dict) or (shown := str(value)) not in text:
+                continue
+            if shown == json.dumps(value, ensure_ascii=False, default=str):
+                continue
+            if text.count(shown) > sum(said.count(shown) for said in _texts([messages, tools])):
+                said = f"the template writes a part of message {number} as Python does, {cut(shown, 80)}"
+                way = "make text of it with map(), or give a template=... that goes through it"
+                raise DataError(f"{said}: {way}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts within lists and dicts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
+
+
 def _in_loss(spans: Spans, messages: Messages) -> Spans:
     """Without those of messages that are not in the loss."""
     trained = [is_in_loss(message) for message in messages if message["role"] == "assistant"]
@@ -214,10 +239,9 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
             rule = f'message {number} of a conversation is a dict with "role" and "content"'
             raise DataError(f"{rule}, got {message!r:.80}")
     messages: list[dict[str, Any]] = _filled(value)
-    calls = [message.get("tool_calls") for message in messages] if parse_arguments else []
-    for call in (call for some in calls if isinstance(some, list) for call in some):
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+    calling = messages if parse_arguments else []
+    for function in (function for message in calling for function in _functions(message)):
+        if isinstance(function.get("arguments"), str):
             try:
                 arguments = json.loads(function["arguments"])
             except (ValueError, RecursionError):  # text of a model, which may be wrong
@@ -225,6 +249,14 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
             if isinstance(arguments, dict):
                 function["arguments"] = arguments
     return messages
+
+
+def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The functions that a message calls, with their arguments."""
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, list) else []
+    functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
+    return [function for function in functions if isinstance(function, dict)]
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
