@@ -100,7 +100,9 @@ def chat(
         if tools is None and messages is None and "tools" in data.columns:
             log.warning('chat: column "tools" is not used: tools="tools" shows it to the model')
         if prompt is not None or (messages is None and _in_two_columns(data)):
-            prompt, messages = data.find({"prompt": prompt, "messages": messages}, PAIRS)
+            known = [(prompt or "", name) for (name,) in CONVERSATIONS if name != prompt]
+            options = {"prompt": prompt, "messages": messages}
+            prompt, messages = data.find(options, (*known, *PAIRS))
         else:
             (messages,) = data.find({"messages": messages}, CONVERSATIONS)
         data.warn_of_unused(messages, prompt, "tools")

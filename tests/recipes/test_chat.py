@@ -284,6 +284,8 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
     (7, {}, tp.SchemaError, "holds lists of messages, got int "),
     ([message("user", weight=None), message("assistant", weight=0.5)], {}, tp.DataError,
         r'the "weight" of a message is 0 or 1, got 0\.5'),
+    ([message("user"), message("assistant", train="False")], {}, tp.DataError,
+        r'the "train" of a message is True or False, got \'False\''),
     ([message("user"), message("assistant", weight=0)], {"on_error": "raise"}, tp.DataError,
         "no target for the loss"),
     (GOOD, {"messages": "mesages"}, tp.SchemaError, "mesages"),
@@ -306,6 +308,7 @@ def test_what_does_not_fit_is_refused(told: Any, options: Any, error: Any, said:
         (("prompt", "completion"), {}),
         (("question", "answer"), {"on_error": "skip"}),
         (("before", "after"), {"prompt": "before", "messages": "after"}),
+        (("before", "messages"), {"prompt": "before"}),
         (
             ("before", "response"),
             {"prompt": "before", "messages": "response", "template": UNMARKED},
@@ -318,7 +321,7 @@ def test_a_prompt_may_have_a_column_of_its_own(
 ) -> None:
     """As TRL's conversational prompts and completions have it: only the latter are in the loss."""
     told = [message(("user", "assistant")[n % 2], "abcdef"[n]) for n in range(6)]
-    row = dict(zip(names, (told[:3], told[3:]), strict=True)) | {"id": 7}
+    row = dict(zip(names, (told[:3], told[3:]), strict=True)) | {"id": 7, "output": "x"}
     source = tp.from_arrow(pa.Table.from_pylist([row])) if in_arrow else tp.from_dataset([row])
     (batch,) = chat(source, small_tokenizer(), **ONE, **options)
     ((text, learnt),) = texts(batch)

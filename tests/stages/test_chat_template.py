@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+import trainpipes._internal.messages as warned
 from every_stage import chat_tokenizer
 from forked import Child
 from trainpipes.testing import digest
@@ -356,6 +357,11 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     for option, value in wrong.items():
         with pytest.raises(tp.ConfigError, match=option):
             rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **{option: value})  # type: ignore[arg-type]
+    for bad in ("chatml.jinja", "", "x\n"):
+        with pytest.raises(
+            tp.ConfigError, match=r"template\) must be a Jinja .*Path\(...\).read_text"
+        ):
+            rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), template=bad)
     with pytest.raises(tp.SchemaError, match="messages"):
         list(tp.from_arrow(pa.table({"x": [1]})).chat_template(chat_tokenizer()))
 
@@ -363,15 +369,29 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "x", "x\n", "x\n\n", "x \t", "x\r\n", "\n", "  {% if true %}\n a\n  {% endif %}\n",
+        "{{ 'x' }}", "{{ 'x' }}\n", "{{ 'x' }}\n\n", "{{ 'x' }} \t", "{{ 'x' }}\r\n",
+        "  {% if true %}\n a\n  {% endif %}\n",
         "\n\n{% if true %}a{% endif %}", "{%- if true -%} a {%- endif -%} \n\n", "a {{ 'b' }}  \n ",
-        "{% if true %}a{% endif %}\n  ", "{# c #}\n", "{{ messages[0].content }}",
+        "{% if true %}a{% endif %}\n  ", "{{ '' }}{# c #}\n", "{{ messages[0].content }}",
     ],
 )  # fmt: skip
 def test_text_is_what_transformers_writes_by_the_template(template: str) -> None:
     tokenizer = chat_tokenizer()
     expected = tokenizer.apply_chat_template(TALK, chat_template=template, tokenize=False)
     assert Chat(tokenizer, template).write(TALK).text == expected
+
+
+def test_a_template_that_writes_the_date_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warned, "_warned", set())
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}" + MARKED
+    pipe = rows(TALK).chat_template(chat_tokenizer(), template=dated)
+    with pytest.warns(
+        UserWarning, match=r"today's date .*: pass template=\.\.\. with a date"
+    ) as seen:
+        assert list(pipe) == list(pipe)
+    assert len(seen) == 1
 
 
 class Clock:
@@ -388,6 +408,7 @@ class Clock:
         return datetime(2026, 1, 1)
 
 
+@pytest.mark.filterwarnings("ignore:the chat template writes today's date")
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_threads_that_write_by_the_same_template_meanwhile_see_nothing_of_each_other(
     with_mask: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.locks import ForkLock
+from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError, DataError, cut
 from trainpipes.tokenizers.adapters import auto_tokenizer, is_hub_name
 from trainpipes.tokenizers.engine import Loaded, Ragged, digest
@@ -55,6 +56,9 @@ class Chat(Loaded):
         named = isinstance(tokenizer, str | os.PathLike)
         # The program goes on with the object, and may change it.
         self._tokenizer = os.fspath(tokenizer) if named else copy.deepcopy(tokenizer)
+        rule, way = "a Jinja template", "of a file, pathlib.Path(...).read_text()"
+        is_template = isinstance(template, str) and ("{{" in template or "{%" in template)
+        require(template is None or is_template, "chat_template(template)", rule, template, way)
         self._given = template
 
     def _load(self) -> Any:
@@ -85,6 +89,10 @@ class Chat(Loaded):
     def fingerprint(self, tools: bool = False) -> str:
         template = self.template()
         of_tools = self.template([{}]) if tools else template
+        if "strftime_now" in template + of_tools:
+            why = "the chat template writes today's date (strftime_now)"
+            way = "pass template=... with a date in its place"
+            warn_once(f"{why}: a run that goes on another day has other tokens: {way}")
         return digest((template if template == of_tools else template + of_tools).encode())
 
     def write(self, messages: Messages, prompt: Messages = (), tools: Tools = None) -> Written:
@@ -223,10 +231,12 @@ def _in_loss(spans: Spans, messages: Messages) -> Spans:
 
 def is_in_loss(message: Mapping[str, Any]) -> bool:
     """Whether a message of the assistant is: OpenAI's files say it by "weight", others by "train"."""
-    weight = message.get("weight")
-    if weight not in (None, 0, 1):
-        raise DataError(f'the "weight" of a message is 0 or 1, got {weight!r:.80}')
-    return 0 not in (weight, message.get("train"))
+    said = {key: message.get(key) for key in ("weight", "train")}
+    for key, value in said.items():
+        if value not in (None, 0, 1):
+            rule = "0 or 1" if key == "weight" else "True or False"
+            raise DataError(f'the "{key}" of a message is {rule}, got {value!r:.80}')
+    return 0 not in said.values()
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
