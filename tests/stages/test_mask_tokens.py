@@ -100,6 +100,17 @@ def wordpiece() -> Any:
     return found
 
 
+def test_the_mask_token_is_the_one_that_the_tokenizer_names(tmp_path: Path) -> None:
+    tokenizer = wordpiece()
+    tokenizer.add_special_tokens(["<hide>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<hide>"}')
+    text = tp.from_arrow(pa.table({"text": ["play"] * 50}))
+    for given, mask in ((tokenizer, 1), (tmp_path, 7)):
+        hidden = text.tokenize(given).mask_tokens(1.0, mask_replace_prob=1.0, random_replace_prob=0)
+        assert {*next(iter(hidden))["input_ids"]} == {mask}
+
+
 def test_words_are_hidden_whole_or_not_at_all() -> None:
     texts = ["playings plays , playing play"] * 500
     text = tp.from_arrow(pa.table({"text": texts})).tokenize(wordpiece())

@@ -188,6 +188,59 @@ class TestWhereATokenizerComesFrom:
         assert stage.padding_side == "left"
 
     @pytest.mark.parametrize(
+        "settings",
+        [
+            {"tokenizer_config.json": {"extra_special_tokens": ["<think>"], "pad_token": "<my>"}},
+            {"tokenizer_config.json": {"extra_special_tokens": {"think_token": "<think>"}}},
+            {"tokenizer_config.json": {"additional_special_tokens": ["<think>"]}},
+            {
+                "tokenizer_config.json": {
+                    "eos_token": {"content": "<think>", "__type": "AddedToken"}
+                }
+            },
+            {"tokenizer_config.json": {"added_tokens_decoder": {"999": {"content": "<think>"}}}},
+            {"special_tokens_map.json": {"eos_token": "<think>"}},
+            {"added_tokens.json": {"<think>": 999}},
+        ],
+        ids=str,
+    )
+    def test_tokens_that_only_the_settings_name_are_those_of_transformers(
+        self, settings: Any, json_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        transformers = pytest.importorskip("transformers")
+        own = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "</s>",
+            "pad_token": "<s>",
+        }
+        folder, name, texts = (
+            json_file.parent,
+            "tokenizer_config.json",
+            ["<think>it", "a <think> b"],
+        )
+        (folder / name).write_text(json.dumps(own))
+        with monkeypatch.context() as patch:
+            patch.setattr("trainpipes.tokenizers.adapters.auto_tokenizer", None)
+            plain = Tokenize(tokenizer=folder, add_eos=True)
+        assert plain.identity() == Tokenize(tokenizer=json_file, add_eos=True).identity()
+        for file, content in ({name: {}} | settings).items():
+            (folder / file).write_text(json.dumps((own if file == name else {}) | content))
+        known = transformers.AutoTokenizer.from_pretrained(folder)
+        stage = Tokenize(tokenizer=folder, add_eos=True, add_special_tokens=False)
+        ids = known(texts, add_special_tokens=False)["input_ids"]
+        assert column(stage, texts) == [[*row, known.eos_token_id] for row in ids]
+        assert stage.pad_id == known.pad_token_id
+        assert stage.identity()["tokenizer"] != plain.identity()["tokenizer"]
+
+        said = r"names the token '<.*>', which its tokenizer.json lacks"
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: 1 / 0)
+        with pytest.raises(ConfigError, match=f"{said}, and transformers makes no .*: give .*json"):
+            Tokenize(tokenizer=folder)
+        monkeypatch.setattr("trainpipes.tokenizers.adapters.find_spec", lambda _: None)
+        with pytest.raises(ConfigError, match=f"{said}: pip install transformers, or give .*json"):
+            Tokenize(tokenizer=folder)
+
+    @pytest.mark.parametrize(
         ("given", "message"),
         [
             (

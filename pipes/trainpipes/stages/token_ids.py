@@ -250,6 +250,8 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
     def _known(self) -> Known:
         engine, mask, special = self._engine, self.mask_token_id, self.special_ids
         if mask is None:
+            mask = engine.special.mask
+        if mask is None:
             mask = next((i for i in map(engine.token_id, MASKS) if i is not None), None)
         if mask is None:
             why = f"the mask token, and {engine} has none of {', '.join(MASKS)}"

@@ -6,7 +6,8 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -136,7 +137,8 @@ class Slow(TokenizerEngine):
             {} if tokenizer.eos_token_id is None else {tokenizer.eos_token: tokenizer.eos_token_id}
         )
         side: Side = "left" if tokenizer.padding_side == "left" else "right"
-        return Special(ends, tokenizer.pad_token_id, side, tokenizer.all_special_ids)
+        ids, mask = tokenizer.all_special_ids, tokenizer.mask_token_id
+        return Special(ends, tokenizer.pad_token_id, side, ids, mask)
 
     def token_id(self, token: str) -> int | None:
         return self.pieces().get(token)
@@ -365,8 +367,11 @@ def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngin
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
             there = f"{', '.join(inside[:8]) or 'nothing'}{', …' if len(inside) > 8 else ''}"
             raise errors.ConfigError(f"the directory {path} holds no {names}; it holds {there}")
-        path = os.path.join(path, file)
-    elif "://" not in text and not os.path.isfile(path):
+        own = _of_file(os.path.join(path, file), engine)
+        lacking = (token for token in _named_in(path) if not own.has_special(token))
+        token = next(lacking, None)
+        return own if token is None else _with_added(path, file, token, engine)
+    if "://" not in text and not os.path.isfile(path):
         if not isinstance(tokenizer, str) or not is_hub_name(text):
             parent = next(p for p in Path(path).absolute().parents if p.exists())
             nearest = f"the nearest directory that exists is {parent}"
@@ -375,12 +380,55 @@ def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngin
             way = f"For a name on the Hugging Face hub: {checks.pip_install('transformers')}"
             raise errors.ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
         return load(auto_tokenizer(text), engine)
+    return _of_file(path, engine)
+
+
+def _of_file(path: str, engine: str) -> TokenizerEngine:
     if path.endswith(".json"):
         return HuggingFace(path, engine)
     if path.endswith(".model"):
         return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
     raise errors.ConfigError(f"{path} has no known ending of a tokenizer file: {rule}")
+
+
+#: Keys of ``tokenizer_config.json`` with several tokens.
+SEVERAL = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
+
+
+def _named_in(folder: str) -> Iterator[str]:
+    """Tokens that transformers adds to a folder's tokenizer, if it lacks them."""
+
+    def read_json(name: str) -> dict[str, Any]:
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(Path(folder, name).read_bytes())
+            return content if isinstance(content, dict) else {}
+        return {}
+
+    config = read_json("tokenizer_config.json")
+    more: list[Any] = [config.get("added_tokens_decoder")]
+    if "added_tokens_decoder" not in config:  # of older versions
+        config |= read_json("special_tokens_map.json")
+        more = [[*read_json("added_tokens.json")]]
+    more += [[v for k, v in config.items() if k.endswith("_token")], *map(config.get, SEVERAL)]
+    for tokens in more:
+        tokens = tokens.values() if isinstance(tokens, dict) else tokens
+        for token in tokens if isinstance(tokens, Iterable) else ():
+            name = token.get("content") if isinstance(token, dict) else token
+            if isinstance(name, str) and name:
+                yield name
+
+
+def _with_added(folder: str, file: str, token: str, engine: str) -> TokenizerEngine:
+    """A folder's tokenizer as transformers makes it, with tokens that are not in its file."""
+    said = f"{folder} names the token {token!r}, which its {file} lacks"
+    way = f"give {os.path.join(folder, file)}, which takes it as plain text"
+    if find_spec("transformers") is None:
+        raise errors.ConfigError(f"{said}: {checks.pip_install('transformers')}, or {way}")
+    try:
+        return load(auto_tokenizer(folder), engine)
+    except errors.UnreadableError as error:
+        raise errors.ConfigError(f"{said}, and {error.message}: {way}") from error
 
 
 def is_hub_name(text: str) -> bool:

@@ -211,6 +211,7 @@ class Special:
     side: Side | None = None
     #: Tokens that stand for no text; the end and the pad token if left out.
     ids: Collection[int] | None = None
+    mask: int | None = None
 
     def all_ids(self) -> list[int]:
         known = {*self.ends.values(), self.pad} if self.ids is None else self.ids
@@ -263,6 +264,10 @@ class TokenizerEngine(Loaded):
 
     def token_id(self, token: str) -> int | None:
         return None
+
+    def has_special(self, token: str) -> bool:
+        """Whether a text may hold a token that is special by its name."""
+        return self.token_id(token) is not None
 
     def pieces(self) -> dict[str, int] | None:
         """The id of every token, by name, if the tokenizer shows them."""

@@ -171,18 +171,19 @@ def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
 ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 #: What a ``tokenizer_config.json`` says, and objects of transformers have as attributes.
-NAMED = ("eos_token", "pad_token", "padding_side")
+NAMED = ("eos_token", "pad_token", "padding_side", "mask_token")
 
 
 @dataclass(frozen=True)
 class Facts:
     """What a ``tokenizer.json`` says: its fingerprint, ids by name of the tokens that may end or pad
-    a text, the special tokens, and why gigatoken cannot do its work.
+    a text, the special tokens, those that were added, and why gigatoken cannot do its work.
     """
 
     fingerprint: str
     tokens: dict[str, int]
     special: list[int]
+    added: frozenset[str]
     refusal: str | None
 
 
@@ -256,7 +257,8 @@ class HuggingFace(TokenizerEngine):
                 vocab = {entry[0]: number for number, entry in enumerate(vocab)}
             tokens = {name: vocab[name] for name in (*ENDS, *PADS) if name in vocab}
             added = content.get("added_tokens") or ()
-            tokens |= {t["content"]: t["id"] for t in added}
+            ids_of_added = {t["content"]: t["id"] for t in added}
+            tokens |= ids_of_added
             special = [t["id"] for t in added if t.get("special")]
             refusal = why_not(content, self._splits_special)
             if model.get("merges"):
@@ -268,7 +270,7 @@ class HuggingFace(TokenizerEngine):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unreadable(error) from error
         fingerprint = digest(canonical.encode("utf-8", "surrogatepass"))
-        return Facts(fingerprint, tokens, special, refusal)
+        return Facts(fingerprint, tokens, special, frozenset(ids_of_added), refusal)
 
     @property
     def _refusal(self) -> str | None:
@@ -360,7 +362,7 @@ class HuggingFace(TokenizerEngine):
 
     @cached_property
     def special(self) -> Special:
-        known, (end, pad, side) = self._facts.tokens, (self._said[key] for key in NAMED)
+        known, (end, pad, side, mask) = self._facts.tokens, (self._said[key] for key in NAMED)
         usual = {name: known.get(name) for name in ENDS}
         ends = usual if end is None else {end: self.token_id(end)}
         pads = [known.get(name) for name in PADS] if pad is None else [self.token_id(pad)]
@@ -369,12 +371,16 @@ class HuggingFace(TokenizerEngine):
             next((number for number in pads if number is not None), None),
             side if side in ("left", "right") else None,  # type: ignore[arg-type]
             self._facts.special,
+            None if mask is None else self.token_id(mask),
         )
 
     def token_id(self, token: str) -> int | None:
         known = self._facts.tokens.get(token)
         number: int | None = self._plain.token_to_id(token) if known is None else known
         return number
+
+    def has_special(self, token: str) -> bool:
+        return token in self._facts.added
 
     def pieces(self) -> dict[str, int]:
         return dict(self._plain.get_vocab(with_added_tokens=True))
