@@ -52,7 +52,7 @@ NEXT: Mapping[str | None, tuple[str, ...]] = {
 #: Other names of these.
 SAME = {"developer": "system", "function": "tool"}
 KNOWN = ("system", "developer", "user", "assistant", "tool", "function")
-#: Of parts that are text, whatever else they say, as "annotations" or "cache_control".
+#: Types of parts that are text, also with "annotations" or "cache_control".
 TEXT_TYPES = ("text", "input_text", "output_text")
 
 

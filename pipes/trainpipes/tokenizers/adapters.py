@@ -6,8 +6,9 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -410,10 +411,10 @@ def _named_in(folder: str) -> Iterator[str]:
     if "added_tokens_decoder" not in config:  # of older versions
         config |= read_json("special_tokens_map.json")
         more = [[*read_json("added_tokens.json")]]
-    more += [[v for k, v in config.items() if k.endswith("_token")], *map(config.get, SEVERAL)]
+    more += [[v for k, v in config.items() if fnmatch(k, "*_token")], *map(config.get, SEVERAL)]
     for tokens in more:
-        tokens = tokens.values() if isinstance(tokens, dict) else tokens
-        for token in tokens if isinstance(tokens, Iterable) else ():
+        tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
+        for token in tokens if isinstance(tokens, list) else ():
             name = token.get("content") if isinstance(token, dict) else token
             if isinstance(name, str) and name:
                 yield name

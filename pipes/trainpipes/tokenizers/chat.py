@@ -200,7 +200,7 @@ def _refuse_python(text: str, messages: Messages, tools: Tools) -> None:
                 continue
             if shown == json.dumps(value, ensure_ascii=False, default=str):
                 continue
-            if text.count(shown) > sum(said.count(shown) for said in _texts([messages, tools])):
+            if text.count(shown) > sum(t.count(shown) for t in _texts([messages, tools])):
                 said = f"the template writes a part of message {number} as Python does, {cut(shown, 80)}"
                 way = "make text of it with map(), or give a template=... that goes through it"
                 raise DataError(f"{said}: {way}")

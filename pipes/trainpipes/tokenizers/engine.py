@@ -266,7 +266,7 @@ class TokenizerEngine(Loaded):
         return None
 
     def has_special(self, token: str) -> bool:
-        """Whether a text may hold a token that is special by its name."""
+        """Whether it finds a special token of this name in a text."""
         return self.token_id(token) is not None
 
     def pieces(self) -> dict[str, int] | None:
