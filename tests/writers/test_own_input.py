@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
@@ -169,3 +172,49 @@ def test_inputs_of_several_sources_are_looked_at(how):
 def test_rows_that_are_read_from_no_files_are_written_anywhere():
     tp.from_dataset([{"x": 1}]).write_parquet("d/out")
     tp.write_memmap("d/map", tp.from_dataset([{"x": 1}]))
+
+
+def _mapped_by_hugging_face(path: str) -> tp.Pipeline:
+    """What ``datasets.Dataset.from_file`` is made of."""
+    file = f"{path}/part-00000.arrow"
+    data = SimpleNamespace(table=pa.ipc.open_file(pa.memory_map(file)).read_all())
+    files = [{"filename": file}]
+    return tp.from_hf(SimpleNamespace(data=data, _indices=None, format={}, cache_files=files))
+
+
+MAPPED: dict[str, Callable[[Any], Any]] = {
+    "from_memmap": lambda p: tp.from_memmap(p).map(dict).write_memmap(p, overwrite=True),
+    "from_memmap, by a link": lambda p: tp.from_memmap("map-link").write_memmap(p, overwrite=True),
+    "another writer": lambda p: tp.from_memmap(p).write_parquet(p, overwrite=True),
+    "repack": lambda p: repack(tp.from_memmap(p), p, overwrite=True),
+    "concat": lambda p: tp.concat(tp.from_memmap(p)).write_memmap(p, overwrite=True),
+    "from_dataset": lambda p: tp.from_dataset(tp.read_memmap(p)).write_json(p, overwrite=True),
+    "subset": lambda p: tp.from_dataset(Subset(tp.read_memmap(p), [0])).write_json(
+        p, overwrite=True
+    ),
+    "from_hf": lambda p: _mapped_by_hugging_face("arrow").write_arrow("arrow", overwrite=True),
+    "of read_memmap": lambda p: tp.write_memmap(p, tp.read_memmap(p), overwrite=True),
+    "datasets in a row": lambda p: tp.write_memmap(
+        p, ConcatDataset([tp.read_memmap(p)]), overwrite=True
+    ),
+    "of an array": lambda p: tp.write_memmap(
+        p, {"x": np.load(f"{p}/part-00000.x.npy", mmap_mode="r")[:1]}, overwrite=True
+    ),
+    "not overwritten": lambda p: tp.from_memmap(p).write_memmap(p),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_what_is_mapped_into_memory_is_not_written_to(name):
+    parquet("d").select("x").write_memmap("map")
+    parquet("d").write_arrow("arrow")
+    Path("map-link").symlink_to("map")
+    refused(lambda: MAPPED[name]("map"), "holds files that are read: give a folder beside")
+    assert [int(row["x"]) for row in tp.from_memmap("map")] == [1, 2] * 2
+    tp.from_memmap("map").write_memmap("beside")
+
+
+def test_bare_files_that_are_mapped_are_not_written_to():
+    np.arange(4, dtype=np.uint16).tofile("elsewhere/a.bin")
+    read = tp.from_memmap("elsewhere/*.bin", dtype="uint16", length=2)
+    refused(lambda: read.write_memmap("elsewhere", overwrite=True), "holds files that are read")

@@ -63,10 +63,10 @@ class FromHf(Source):
         dataset, way = self.dataset, "for a torch Dataset use from_dataset(dataset)"
         if isinstance(dataset, Mapping):
             way = "choose " + " or ".join(f"dataset[{name!r}]" for name in map(str, dataset))
-        known = _is_table(dataset) or is_hf_stream(dataset)
+        known = is_table(dataset) or is_hf_stream(dataset)
         way = way if known else instead(dataset) or way
         self._require(known, "dataset", "a datasets.Dataset or IterableDataset", way)
-        custom = _is_table(dataset) and dict(dataset.format).get("type") == "custom"
+        custom = is_table(dataset) and dict(dataset.format).get("type") == "custom"
         way = "use from_hf(dataset.with_format(None)).map(fn), or from_dataset(dataset)"
         rule = "without the transform of set_transform() or with_transform(), which would not run"
         self._require(not custom, "dataset", rule, way)
@@ -81,7 +81,7 @@ class FromHf(Source):
             )
 
     def _traits(self) -> dict[str, Any]:
-        if _is_table(self.dataset):
+        if is_table(self.dataset):
             return {"has_blocks": True, "random_access": True}
         known = getattr(self.dataset, "features", None) is not None
         gives: Any = "rows" if known else "objects"
@@ -89,18 +89,19 @@ class FromHf(Source):
 
     @property
     def _runs_user_code(self) -> bool:
-        return not _is_table(self.dataset)
+        return not is_table(self.dataset)
 
     def open(self) -> RowSource | RowStream:
-        is_table = _is_table(self.dataset)
-        return HFTable(self.dataset, self.block_rows) if is_table else HFStream(self.dataset)
+        if is_table(self.dataset):
+            return HFTable(self.dataset, self.block_rows)
+        return HFStream(self.dataset)
 
     def __repr__(self) -> str:
-        rows = f" of {len(self.dataset):,} rows" if _is_table(self.dataset) else ""
+        rows = f" of {len(self.dataset):,} rows" if is_table(self.dataset) else ""
         return f"from_hf({type(self.dataset).__name__}{rows})"
 
 
-def _is_table(dataset: Any) -> bool:
+def is_table(dataset: Any) -> bool:
     return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
 
 

@@ -30,7 +30,7 @@ from trainpipes.sources import mapped_rows
 from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.sources.mapped_rows import Array, Layout
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups
-from trainpipes.writers.write import Format, Output, write, write_once
+from trainpipes.writers.write import Format, Output, mapped_paths, refuse_mapped, write, write_once
 
 NO_NUMBERS = (
     "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "
@@ -250,6 +250,10 @@ def write_memmap(
         alone = executor_of(executor, f"{CALLER}(executor)", Threads(1)) == Threads(1)
         rule = "left out for rows that are read once: a pipeline of rows can be shared out"
         require(alone, f"{CALLER}(executor)", rule, executor)
+        several = source.values() if isinstance(source, Mapping) else source
+        parts = list(several) if isinstance(source, Mapping | tuple) else [source]
+        mapped = chain.from_iterable(map(mapped_paths, parts))
+        refuse_mapped(mapped, place_at(path, CALLER, storage_options))
         layout, count, tables = _tables(source, ragged)
         write_once(OnceTables(tables, CALLER), count, _form(layout, dtypes, ragged), out)
     place = place_at(path, CALLER, storage_options)

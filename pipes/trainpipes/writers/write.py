@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from fsspec.implementations.cached import CachingFileSystem
+from torch.utils.data import ConcatDataset, Subset
 
 from trainpipes._internal.checks import IntArray, require, whole_number
 from trainpipes.engine.planning.inputs import Inputs
@@ -25,6 +26,8 @@ from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.from_hf import is_table
+from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.state.cursor import checksum
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
@@ -80,10 +83,42 @@ def _paths(reads: Inputs | None) -> Iterator[str]:
         yield from (str(path) for path in paths[:1])
 
 
+def _mapped(reads: Inputs | None) -> Iterator[str]:
+    """The files and folders whose rows are mapped into memory."""
+    if reads is not None:
+        yield from mapped_paths(getattr(reads.source, "_dataset", None))
+        yield from mapped_paths(getattr(reads.chain.opener, "dataset", None))
+        for part in reads.parts:
+            yield from _mapped(part)
+
+
+def mapped_paths(data: Any) -> Iterator[str]:
+    """The files and folders that a dataset or an array is mapped from, where it says them."""
+    if isinstance(data, MemmapDataset):
+        yield from data.paths
+    elif isinstance(data, np.memmap) and data.filename is not None:
+        yield os.fspath(data.filename)
+    elif isinstance(data, Subset):
+        yield from mapped_paths(data.dataset)
+    elif isinstance(data, ConcatDataset):
+        for part in data.datasets:
+            yield from mapped_paths(part)
+    elif is_table(data):
+        yield from (file["filename"] for file in data.cache_files)
+
+
+def refuse_mapped(paths: Iterable[str], place: Place) -> None:
+    """Raise ConfigError if a folder holds files that are mapped into memory."""
+    target = f"{os.path.realpath(place.path)}/"
+    if place.is_local and any(f"{os.path.realpath(path)}/".startswith(target) for path in paths):
+        raise _own_input(place, "holds files that are read")
+
+
 def refuse_own_input(
     reads: Inputs | None, place: Place, names: Collection[str], suffixes: Sequence[str] | None
 ) -> None:
     """Raise ConfigError if a folder holds, or would hold, files that are read."""
+    refuse_mapped(_mapped(reads), place)
     real = os.path.realpath if place.is_local else str
     target, how = real(place.path), ""
     if place.is_local and os.path.isfile(target):
@@ -105,10 +140,14 @@ def refuse_own_input(
                 how = f"is within the input {listed.url!r}, so that the next run would read what is written "
                 how += "there, too"
     if how:
-        raise ConfigError(
-            f"{place.caller}(): the folder {place.root} {how}: give a folder beside the input",
-            path=place.root,
-        )
+        raise _own_input(place, how)
+
+
+def _own_input(place: Place, how: str) -> ConfigError:
+    return ConfigError(
+        f"{place.caller}(): the folder {place.root} {how}: give a folder beside the input",
+        path=place.root,
+    )
 
 
 def _known_as(
