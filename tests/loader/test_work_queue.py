@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -260,6 +261,79 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
     # All are retired after three epochs: there is nothing for a fourth.
     assert Counter(epoch for epoch, _ in seen) == {0: 12, 1: 8, 2: 4}
     assert all(number % 3 >= epoch for epoch, number in seen)
+
+
+def numbered(*numbers: int) -> tp.Pipeline:
+    return tp.from_dataset([{"id": n} for n in numbers])
+
+
+@pytest.mark.parametrize("epochs", [20, None])
+def test_an_epoch_without_items_of_a_rank_is_not_the_last(epochs: int | None) -> None:
+    pipe = numbered(*range(6)).sharding_filter(2, tail="uneven").shuffle(6, seed=0)
+    pipe = pipe.distributed(rank=1, world_size=2)
+    queue, seen = queue_of(pipe, epochs=epochs, by="id"), list[tuple[int, int]]()
+    while (work := queue.get()) is not None and work.key.epoch < 20:
+        seen.append((work.key.epoch, work.item["id"]))
+        queue.retire(work.key) if work.item["id"] < 4 else queue.done(work.key)
+        if len(seen) == 9:
+            queue = loaded(queue_of(pipe, epochs=epochs, by="id"), queue.state_dict())
+    each = [list(tp.Loader(pipe, epoch=epoch, threads=0)) for epoch in range(20)]
+    live = [[row["id"] for row in rows if row["id"] > 3] for rows in each]
+    assert [n for _, n in seen if n > 3] == [n for part in live for n in part]
+    assert [] in live[: seen[-1][0]]
+
+
+def test_an_epoch_that_draws_no_row_is_not_the_last() -> None:
+    pipe = tp.from_dataset([{"id": n, "c": False} for n in range(3)])
+    pipe = pipe.sample_by("c", {True: 1, False: 0.2})
+    sizes = [len(list(tp.Loader(pipe, epoch=n, threads=0))) for n in range(12)]
+    assert not sizes[0]
+    assert len(rest(queue_of(pipe, epochs=12))) == sum(sizes) > 0
+
+
+@pytest.mark.parametrize("epochs", [10**9, None])
+def test_a_queue_whose_rows_are_all_retired_ends(epochs: int | None) -> None:
+    queue = queue_of(numbered(*range(6)), epochs=epochs)
+    for work in queue:
+        queue.retire(work.key)
+    assert queue.get() is None
+    assert queue_of(numbered(1).filter(pc.field("id") > 1), epochs=None).get() is None
+
+
+def test_retired_rows_are_known_by_what_named_them() -> None:
+    def make(by: str | None, part: int = 0, of: int = 1) -> tp.WorkQueue:
+        pipe = dealt(tp.from_dataset([{"id": n, "g": n % 3} for n in range(24)]))
+        return queue_of(pipe.distributed(rank=part, world_size=of), by=by, epochs=2)
+
+    def state(queue: tp.WorkQueue) -> dict[str, Any]:
+        (work,) = taken(queue, 1)
+        queue.retire(work.key)
+        return queue.state_dict()
+
+    saved = state(make("id"))
+    assert len(rest(loaded(make("id"), saved))) == 23 + 23
+    for by in ("g", None):
+        error = rf"WorkQueue\(by\): the retired rows of the state are named by 'id', got {by!r}"
+        with pytest.raises(tp.StateError, match=error):
+            make(by).load_state_dict(saved)
+    make("g").load_state_dict(make("id").state_dict())  # of which none is retired
+    earlier = {**saved, "retired": saved["retired"].partition(" ")[0]}
+    make("g").load_state_dict(earlier)  # which does not say
+    with pytest.raises(tp.StateError, match="named alike in all states, got 'g' and 'id'"):
+        tp.merge_states([state(make("id", 0, 2)), state(make("g", 1, 2))])
+    merged = tp.merge_states([state(make("id", 0, 2)), make("id", 1, 2).state_dict()])
+    with pytest.raises(tp.StateError, match="named by 'id'"):
+        make(None).load_state_dict(merged)
+
+
+@pytest.mark.parametrize("by", [None, "id"])
+def test_a_batch_is_not_retired(by: str | None) -> None:
+    queue = queue_of(rows().batch(2).collate(), by=by)
+    (work,) = taken(queue, 1)
+    error = r"retire\(key\) must be of a row, got a batch of batch\(2\).* without batches"
+    with pytest.raises(tp.ConfigError, match=error):
+        queue.retire(work.key)
+    queue.done(work.key)
 
 
 @pytest.mark.parametrize("name", [None, float("nan")])

@@ -18,6 +18,7 @@ from trainpipes._internal.checks import wrong
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, SchemaError, StateError
+from trainpipes.interfaces.held import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS
 from trainpipes.loader import Loader
 from trainpipes.state.cursor import encoded
 from trainpipes.state.format import Position, read, render
@@ -178,6 +179,8 @@ class WorkItems:
         self._items: EpochIterator | None = None
         self._since_start = 0  # items read since the last of ``_starts``
         self._lives = start.place > 0  # whether the epoch has items that are not retired
+        #: Epochs in a row that had none, and how many retired items were read in these.
+        self._empty = self._passed = 0
         #: Whether nothing is left to read.
         self.ended = self._epochs is not None and start.epoch >= self._first_epoch + self._epochs
 
@@ -208,8 +211,8 @@ class WorkItems:
         retired = is_item and not done and self.is_retired(item)
         if key.epoch > self.newest.epoch:
             past = self._epochs is not None and key.epoch >= self._first_epoch + self._epochs
-            self.ended = past or not self._lives
-            self._lives = False
+            self._empty, self._lives = 0 if self._lives else self._empty + 1, False
+            self.ended = past or self._is_over()
             if self.ended:  # a loader that stood at an epoch's end goes on with the next
                 key, self._items, is_item = WorkKey(key.epoch, -1), None, False
         if loaded is not None and key > loaded.newest:
@@ -223,17 +226,30 @@ class WorkItems:
         if not is_item:
             return False
         self._lives = self._lives or not retired
+        self._passed = 0 if self._lives else self._passed + 1
         self.count += 1
         return not (done or retired)
 
+    def _is_over(self) -> bool:
+        """Whether all is retired, or no epoch has any, as far as empty epochs can tell: in one of few rows, a
+        rank may have none that is left.
+        """
+        if self._epochs is not None and not self._retired:
+            return False
+        world = iteration_of(self._loader).ranks()[1]
+        many = self._empty >= MOST_EMPTY_EPOCHS * world
+        return many or (self._empty > 0 and self._passed >= MOST_EMPTY_ROWS)
+
     def standing(self) -> tuple[Any, ...]:
         """What ``take`` changes."""
-        return self.newest, self._lives, self.ended, self.count, self._loaded
+        of_epoch = self._lives, self._empty, self._passed
+        return self.newest, of_epoch, self.ended, self.count, self._loaded
 
     def open_again(self, standing: tuple[Any, ...]) -> None:
         """After an error in reading an item, read it again; items taken before are passed over."""
         self._items = None
-        self.newest, self._lives, self.ended, self.count, self._loaded = standing
+        self.newest, of_epoch, self.ended, self.count, self._loaded = standing
+        self._lives, self._empty, self._passed = of_epoch
 
     def forget(self, oldest: WorkKey | None) -> None:
         """What is before the oldest item in flight is not read again."""
@@ -246,6 +262,12 @@ class WorkItems:
     # Rows that are retired
 
     def retire(self, item: Any) -> None:
+        batching = self._loader.pipeline._batching()
+        if batching is not None:
+            raise ConfigError(
+                f"retire(key) must be of a row, got a batch of {batching}, and later epochs have others; "
+                "give the queue the pipeline without batches, and make batches of what it hands out"
+            )
         row = self._row(item)
         name = "" if self._by is None else item[self._by]
         if name is None or (isinstance(name, float) and isnan(name)):  # other rows have it, too
@@ -309,11 +331,17 @@ class WorkItems:
                 newest = max(newest, before[number].read)
             classes[number] = ClassWork(newest, tuple(keys), start, cursors.get(number % shards))
         return WorkState(
-            plan.identity, shards, step, self._first_epoch, classes, frozenset(self._retired)
-        )
+            plan.identity, shards, step, self._first_epoch, classes, frozenset(self._retired),
+            json.dumps(self._by),
+        )  # fmt: skip
 
     def load(self, loaded: WorkState, allow_changes: Collection[str]) -> None:
         """Stand where a state says; raises StateError if it does not fit."""
+        if loaded.retired and loaded.by not in ("", json.dumps(self._by)):
+            raise StateError(
+                f"WorkQueue(by): the retired rows of the state are named by {json.loads(loaded.by)!r}, got "
+                f"{self._by!r}; name rows as the run did that saved it"
+            )
         start = self._start_of(loaded, bool(allow_changes))
         self._loader.load_state_dict(start, allow_changes=allow_changes)
         self._first_epoch, self._retired = loaded.first_epoch, set(loaded.retired)

@@ -46,7 +46,8 @@ class WorkQueue:
             pipeline needs ``.sharding_filter(tail="uneven")``, so that no rank leaves items out.
         max_in_flight: items that are handed out and not done, at most. The queue also waits for an item
             after which 500,000 were read, or 4 times ``max_in_flight``.
-        epochs: after which it ends; None for no end.
+        epochs: after which it ends; None for no end. It ends before where all rows are retired, for which it
+            takes 16 epochs that have none.
         by: a column that names a row in all epochs, for ``retire``. Without it all values of the
             item do.
 
@@ -231,7 +232,7 @@ class WorkQueue:
         A queue for each rank retires for itself, until states are merged by ``merge_states`` and loaded.
 
         Raises:
-            ConfigError: no such item is in flight.
+            ConfigError: no such item is in flight, or it is a batch.
             SchemaError: the item has no column ``by``, or it holds values that name no row.
         """
         with self._lock:

@@ -6,7 +6,7 @@
       "num_shards": 24,              of the pipeline
       "num_classes": 24,             residue classes of places, a multiple of num_shards
       "pipeline": "{…}",             identity of the data and the stages, and a checksum
-      "retired": "…",                rows that are in no later epoch
+      "retired": "…",                rows that are in no later epoch, and what names them: JSON
       "work-0007": "{…}",            one for each class that the rank reads: JSON
       …
     }
@@ -66,7 +66,7 @@ class ClassWork(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkState:
-    """The content of a queue's state."""
+    """The content of a queue's state; ``by`` is what names retired rows, as JSON, "" where it is unknown."""
 
     identity: str
     num_shards: int
@@ -74,6 +74,7 @@ class WorkState:
     first_epoch: int
     classes: dict[int, ClassWork] = field(default_factory=dict)
     retired: frozenset[int] = frozenset()
+    by: str = ""
 
     def __contains__(self, key: WorkKey) -> bool:
         """Whether an item is done."""
@@ -170,6 +171,8 @@ def render_work(work: WorkState) -> dict[str, Any]:
     }  # fmt: skip
     tag = checksum(work.identity, *common.values())
     retired = packed(work.retired)
+    if retired and work.by:
+        retired += f" {work.by}"  # no letter of a packed text is a space
     state = {**common, "pipeline": sealed(work.identity, tag), "retired": retired}
     for number, class_work in sorted(work.classes.items()):
         entry: dict[str, Any] = {
@@ -214,11 +217,13 @@ def read_work(state: Any) -> WorkState:
         read, at = WorkKey(*entry["read"]), WorkKey(*entry["at"])
         class_work = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
         classes[int(key.removeprefix("work-"))] = class_work
+    numbers, _, by = retired.partition(" ")
     try:
-        rows = frozenset(unpacked(retired))
+        rows = frozenset(unpacked(numbers))
+        json.loads(by or "null")
     except (ValueError, zlib.error):
         raise StateError(f"retired: damaged; {_EDITED}") from None
-    return WorkState(identity, shards, step, first, classes, rows)
+    return WorkState(identity, shards, step, first, classes, rows, by)
 
 
 def merge_work(states: Collection[Any]) -> dict[str, Any]:
@@ -257,6 +262,15 @@ def merge_work(states: Collection[Any]) -> dict[str, Any]:
             f"{shown([*map(class_key, lacking)])} are missing: merge the states of all ranks"
         )
     retired = frozenset().union(*(part.retired for part in parts))
+    names = {part.by for part in parts if part.by}
+    if len(names) > 1:
+        got = " and ".join(repr(json.loads(name)) for name in sorted(names))
+        raise StateError(
+            f"WorkQueue(by): retired rows must be named alike in all states, got {got}; merge states of one "
+            "run"
+        )
     return render_work(
-        WorkState(first.identity, first.num_shards, step, first.first_epoch, classes, retired)
+        WorkState(
+            first.identity, first.num_shards, step, first.first_epoch, classes, retired, *names
+        )
     )
