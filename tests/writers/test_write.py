@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,41 @@ def test_another_pipeline_or_other_options_are_refused_unless_to_be_overwritten(
         "_manifest.json", "part-00000.jsonl", "part-00001.jsonl",
     ]  # fmt: skip
     assert read(written.files) == list(rows().shuffle(5))
+
+
+@pytest.mark.parametrize("make", [tp.from_dataset, tp.from_iterable])
+@pytest.mark.parametrize("count", [60, 5000])
+def test_rows_in_memory_that_were_changed_are_refused_unless_to_be_overwritten(
+    make, count, tmp_path
+):
+    held, fails = [{"x": float(n), "when": date(2026, 1, 1)} for n in range(count)], True
+
+    def failing(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "y": 1 / 0 if fails and row["x"] == count - 1 else 0}
+
+    def begin() -> Any:
+        pipe = make(held).map(failing, version="1")
+        return write(pipe, "json", tmp_path / "begun", rows_per_file=50)
+
+    def done(**options: Any) -> Any:
+        return write(make(held), "json", tmp_path / "done", **options)
+
+    with pytest.raises(ZeroDivisionError):
+        begin()
+    assert not done().kept
+    assert done().kept == 1
+    fails, held[-1]["x"] = False, 7e6
+    for again in (begin, done):
+        with pytest.raises(tp.DataChangedError, match=r"in memory are not those.*overwrite=True"):
+            again()
+    assert read(done(overwrite=True).files)[-1]["x"] == 7e6
+
+    manifest = tmp_path / "done/_manifest.json"
+    about = json.loads(manifest.read_text())
+    del about["in_memory"]  # as none had it once
+    manifest.write_text(json.dumps(about))
+    held[0]["x"] = 5.0
+    assert done().kept == 1
 
 
 def test_files_that_nothing_here_has_written_stay(tmp_path):

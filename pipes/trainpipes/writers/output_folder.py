@@ -318,6 +318,12 @@ class OutputFolder:
                 f"{root} was begun (a copy counts as changed, too): begin anew with overwrite=True",
                 path=root,
             )
+        if before.get("in_memory", mine.get("in_memory")) != mine.get("in_memory"):
+            raise errors.DataChangedError(
+                f"{self.caller}(): the rows in memory are not those that {root} was begun with: begin "
+                "anew with overwrite=True",
+                path=root,
+            )
 
 
 def run(

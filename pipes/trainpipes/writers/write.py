@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,14 +26,17 @@ from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.from_dataset import PLAIN
 from trainpipes.sources.from_hf import is_table
 from trainpipes.sources.from_memmap import MemmapDataset
-from trainpipes.state.cursor import checksum
-from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.state.cursor import checksum, encoded
+from trainpipes.writers.epoch_rows import EpochRows, MapDataset
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
 
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
+#: Rows in memory that are looked at for whether they have changed.
+SAMPLED = 1024
 
 
 def open_output(
@@ -57,6 +60,8 @@ def open_output(
             stamps += [size, written]
     identity = {} if plan is None else {"pipeline": json.loads(plan.identity)}
     stamp = {"inputs": checksum(*stamps)} if stamps else {}
+    held = [_sampled(data) for data in _datasets(inputs) if type(data) in PLAIN]
+    stamp |= {"in_memory": checksum(*held)} if held else {}
     return OutputFolder(place, {**identity, **stamp, **about}, overwrite=overwrite)
 
 
@@ -85,11 +90,30 @@ def _paths(reads: Inputs | None) -> Iterator[str]:
 
 def _mapped(reads: Inputs | None) -> Iterator[str]:
     """The files and folders whose rows are mapped into memory."""
+    for source in sources_of(reads):
+        yield from mapped_paths(getattr(source, "_dataset", None))
+    for data in _datasets(reads):
+        yield from mapped_paths(data)
+
+
+def _datasets(reads: Inputs | None) -> Iterator[Any]:
+    """What ``from_dataset``, ``from_iterable`` and ``from_hf`` were given, of all pipelines."""
     if reads is not None:
-        yield from mapped_paths(getattr(reads.source, "_dataset", None))
-        yield from mapped_paths(getattr(reads.chain.opener, "dataset", None))
+        opener = reads.chain.opener
+        yield getattr(opener, "dataset", getattr(opener, "factory", None))
         for part in reads.parts:
-            yield from _mapped(part)
+            yield from _datasets(part)
+
+
+def _sampled(rows: Sequence[Any]) -> str:
+    """A digest of rows in memory: all of them, or some that are spread; without values that JSON lacks."""
+    found: list[object] = [len(rows)]
+    for place in np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED)).astype(np.int64).tolist():
+        row = rows[place]
+        for name, value in row.items() if isinstance(row, dict) else [("", row)]:
+            with suppress(TypeError, ValueError, RuntimeError):
+                found.append(json.dumps([str(name), encoded(value)]))
+    return checksum(*found)
 
 
 def mapped_paths(data: Any) -> Iterator[str]:
@@ -103,6 +127,8 @@ def mapped_paths(data: Any) -> Iterator[str]:
     elif isinstance(data, ConcatDataset):
         for part in data.datasets:
             yield from mapped_paths(part)
+    elif isinstance(data, MapDataset):
+        yield data.path
     elif is_table(data):
         yield from (file["filename"] for file in data.cache_files)
 
