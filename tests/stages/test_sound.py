@@ -166,7 +166,7 @@ def test_resampling_and_mixing(rate: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100])
-@pytest.mark.parametrize("samples", [1, 2, 999, 12_345])
+@pytest.mark.parametrize("samples", [2, 3, 999, 12_345])
 def test_info_counts_the_samples_that_are_decoded(rate: int, samples: int) -> None:
     content = encoded(tone(1, samples), rate)
     rows = rows_of(content).audio_info(sampling_rate=16_000)
@@ -247,6 +247,19 @@ def test_start_and_duration_from_columns() -> None:
     ):
         with pytest.raises(tp.errors.UnreadableError, match=said):
             list(tp.from_dataset([{"audio": content, "at": start}]).decode_audio(start="at"))
+    with pytest.raises(tp.errors.UnreadableError, match="'d' must be a number of seconds above 0"):
+        list(tp.from_dataset([{"audio": content, "d": 0.0}]).decode_audio(duration="d"))
+
+
+def test_a_sound_too_short_for_another_rate_holds_none() -> None:
+    row = {"audio": encoded(tone(2 / 44_100, rate=44_100), rate=44_100)}
+    assert len(next(iter(tp.from_dataset([row]).decode_audio()))["audio"]) == 2
+    resampled = tp.from_dataset([row]).decode_audio(sampling_rate=8000)
+    with pytest.raises(tp.errors.UnreadableError, match="so short that it has no samples at 8,000"):
+        list(resampled)
+    long = {"audio": encoded(tone(1))}
+    skipped = tp.from_dataset([row, long, long]).decode_audio(sampling_rate=8000, on_error="skip")
+    assert [len(kept["audio"]) for kept in skipped] == [8000, 8000]
 
 
 def test_crops_are_drawn_by_row_and_epoch() -> None:

@@ -321,7 +321,9 @@ def floats_of(samples: Any) -> Samples:
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Samples at another rate, ``[channels, samples]``; of n there are ``n * wanted / rate``, rounded."""
+    """Samples at another rate, ``[channels, samples]``; of n there are ``n * wanted / rate``, rounded.
+    Raises ``NoSound`` for none.
+    """
     if rate == wanted:
         return samples
     need("soxr", f"resampling from {rate:,} to {wanted:,} Hz")
@@ -329,6 +331,8 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
     flat = np.ascontiguousarray(samples.T if len(samples) > 1 else samples[0])
     converted: Samples = soxr.resample(flat, rate, wanted)
+    if not converted.size:
+        raise NoSound(f"it is so short that it has no samples at {wanted:,} Hz")
     return converted.T if converted.ndim == 2 else converted[None]
 
 

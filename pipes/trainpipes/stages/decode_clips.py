@@ -100,7 +100,10 @@ class ClipDecoder(Decoder):
         start, duration = self.options["start"], self.options["duration"]
         if self._crop is not None:
             return sound.Clip(self._seconds(row, start) or 0.0, self._crop, float(rng.random()))
-        return sound.Clip(self._seconds(row, start) or 0.0, self._seconds(row, duration))
+        length = self._seconds(row, duration)
+        if length == 0:
+            raise Undecodable(f"its {duration!r} must be a number of seconds above 0, got 0")
+        return sound.Clip(self._seconds(row, start) or 0.0, length)
 
     def _seconds(self, row: Any, limit: Any) -> float | None:
         if not isinstance(limit, str):
