@@ -112,6 +112,12 @@ PADDED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "dicts of tuples": ([{"i": (1, 2)}, {"i": [4]}], {}, {"i": [[1, 2], [4, 0]]}),
     "an empty list": ([{"a": []}, {"a": [1]}], {}, {"a": [[0], [1]]}),
     "empty lists": ([{"a": []}], {}, {"a": torch.int64}),
+    "empty lists without a type": (
+        {"input_ids": [[], []]}, {}, {"input_ids": torch.int64, "attention_mask": [[], []]},
+    ),
+    "empty large lists without a type": (
+        {"a": pa.array([[], []], pa.large_list(pa.null()))}, {}, {"a": torch.int64},
+    ),
     "an empty list beside floats": ([{"a": []}, {"a": np.ones(1, np.float32)}], {}, {"a": torch.float32}),
     "an empty array": ([{"a": np.ones(0, np.float32)}, {"a": []}], {}, {"a": torch.float32}),
 }  # fmt: skip

@@ -181,6 +181,8 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
     ragged = arrays.is_list(array.type)
+    if ragged and pa.types.is_null(array.type.value_type) and not len(array.flatten()):
+        array = array.cast(pa.list_(pa.int64()))  # as of_list() takes lists that are all empty
     inner = array.type.value_type if ragged else array.type
     is_extension = ragged and isinstance(inner, pa.ExtensionType)
     is_even = not is_extension and fixed_shape(inner) is not None
