@@ -559,6 +559,16 @@ def test_log_mel_of_columns_of_arrow_and_of_batches() -> None:
             list(tp.from_dataset([{"audio": bad}]).log_mel())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda s: tp.from_dataset([{"audio": s}]), lambda s: tp.from_arrow(pa.table({"audio": [s]}))],
+)
+def test_log_mel_takes_no_integers_which_are_not_from_minus_1_to_1(make: Any) -> None:
+    sound = (tone(0.1)[:, 0] * 32_767).astype(np.int16)
+    with pytest.raises(tp.errors.SchemaError, match=r"floats from -1 to 1, got int16: divide them"):
+        list(make(sound).log_mel())
+
+
 def test_log_mel_leaves_the_other_columns_as_they_are() -> None:
     matrix = np.ones((2, 3), np.float32)
     rows = tp.from_dataset([{"audio": np.zeros(500, np.float32), "matrix": matrix, "x": 1.0}] * 4)

@@ -148,6 +148,12 @@ class LogMel(RunStage, per_row=True, gives="objects"):
                 way = "leave such rows out with filter(), or pass pad_seconds=..."
                 rule = f"a sound must have {least} samples or more, got {len(sound)}"
                 raise at_row(f"{self}: {rule}; {way}", self, block.ids[row])
+            if sound.dtype.kind != "f":
+                way = "divide them by the largest, such as 32,768 for int16, or put decode_audio() before"
+                rule = (
+                    f"column {self.column!r} holds samples, floats from -1 to 1, got {sound.dtype}"
+                )
+                raise refused(self, f": {rule}: {way}")
         return [np.asarray(sound[:most], dtype=np.float32) for sound in sounds]
 
     @property
