@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 #: The share of padding from which on it is worth a line.
 MUCH_PADDING = 0.2
 FROM_0 = click.IntRange(0)
+
+
+def _page(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """A file that can be written when the run is over."""
+    folder = os.path.dirname(os.path.abspath(path or ""))
+    if path is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+        raise click.BadParameter(f"must be a file in a folder that can be written to, got {path}")
+    return path
 
 
 @click.command("run")
@@ -33,7 +42,10 @@ FROM_0 = click.IntRange(0)
     "--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step."
 )
 @shared.option(
-    "--html", type=click.Path(dir_okay=False), help="Write what bounds the run as a page."
+    "--html",
+    type=click.Path(dir_okay=False),
+    callback=_page,
+    help="Write what bounds the run as a page.",
 )
 @shared.option("--show", type=FROM_0, default=0, help="Print the first batches.")
 @shared.AS_JSON
@@ -79,8 +91,6 @@ def command(
         print(pipe.show(show), end="\n\n", flush=True)  # noqa: T201
     with profile(loader) if simulate_step or html else nullcontext() as watched:
         report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
-    if html and watched is not None:
-        watched.save(html)
     advised = advice(report, pipe)
     if as_json:
         profiled = None if watched is None else watched.to_dict()
@@ -92,6 +102,8 @@ def command(
         )
         if advised:
             shared.note(f"! {advised}")
+    if html and watched is not None:
+        watched.save(html)
     return 130 if report["interrupted"] else 0
 
 

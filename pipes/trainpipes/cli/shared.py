@@ -182,7 +182,7 @@ class PipelineOptions:
             "storage_options": self.storage_options,
         }
         named = {name: value for name, value in others.items() if value is not None}
-        options = dict(_named(text, "option") for text in self.options)
+        options = _each_named(self.options, "option")
         for name in options.keys() & named.keys():
             raise click.UsageError(f"{name} is given twice: leave --option {name}=... out")
         return {**options, **named}
@@ -201,7 +201,7 @@ class PipelineOptions:
         if self.allow_imports:  # as ``python -m`` has it
             sys.path.insert(0, os.getcwd())
         allowed, storage = self.allow_imports, self.storage_options
-        changes = dict(_named(text, "set", allowed) for text in self.changes)
+        changes = _each_named(self.changes, "set", allowed)
         return load(path, allow_imports=allowed, storage_options=storage, changes=changes)
 
     def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
@@ -263,6 +263,15 @@ def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
     recipe = option("--recipe", shell_complete=recipe_names, help="The pipeline, by its name.")
     config = option("--config", type=click.Path(), help="The pipeline, as a YAML file.")
     return recipe(config(command))
+
+
+def _each_named(texts: Sequence[str], flag: str, allow_imports: bool = False) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, value in (_named(text, flag, allow_imports) for text in texts):
+        if name in named:
+            raise click.UsageError(f"{name} is given twice: leave one --{flag} {name}=... out")
+        named[name] = value
+    return named
 
 
 def _named(text: str, flag: str, allow_imports: bool = False) -> tuple[str, Any]:
