@@ -6,13 +6,14 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import torch
 import transformers
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+from typing_extensions import Unpack
 
 import trainpipes as tp
 from frameworks.runs import pipeline
@@ -227,6 +228,56 @@ def test_tensors_that_a_model_does_not_take_are_left_out(tmp_path: Path) -> None
     assert rows_trained == pytest.approx(96, rel=0.05)
     with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
         small(remove_unused_columns=False).train()
+
+
+class Typed(TypedDict, total=False):
+    attention_mask: torch.Tensor
+
+
+class WithMore(Small):
+    """As the models of transformers, whose ``**kwargs`` have types."""
+
+    seen: frozenset[str] = frozenset()
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        self.seen = frozenset({"input_ids", "labels", *kwargs} - {"num_items_in_batch"})
+        return super().forward(input_ids, labels)
+
+
+# No text, as it is without annotations of the future.
+WithMore.forward.__annotations__["kwargs"] = Unpack[Typed]
+
+
+class OfAnything(WithMore):
+    def forward(self, **batch: Any) -> dict[str, torch.Tensor]:
+        return super().forward(**batch)
+
+
+class Wrapped(OfAnything):
+    """As a model of PEFT, which hands all on to its base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = WithMore()
+
+    def get_base_model(self) -> torch.nn.Module:
+        return self.base
+
+
+@pytest.mark.parametrize(
+    ("make", "whether"), [(WithMore, False), (Wrapped, False), (OfAnything, True)]
+)
+def test_a_model_that_takes_more_gets_what_it_names(
+    make: Any, whether: bool, tmp_path: Path
+) -> None:
+    for keep in (True, False):
+        given = arguments(tmp_path, max_steps=1, remove_unused_columns=keep)
+        trained = make()
+        Own(trained, given, train_dataset=pipeline("counted")).train()
+        assert ("row" in trained.seen) == (whether or not keep)
+        assert {"input_ids", "labels", "attention_mask"} <= trained.seen
 
 
 def held_out() -> tp.Pipeline:

@@ -159,6 +159,8 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[
     ("SFT", lambda: runs.batches("sft"), {"packing": True}, {},
      "packing must be off for a pipeline that makes batches, got True; let the pipeline pack: packed=True "
      "of the recipes sft and chat"),
+    ("SFT", lambda: runs.batches("sft"), {"padding_free": True, "max_length": None}, {},
+     "padding_free must be off for a pipeline that makes batches, got True; let the pipeline pack"),
     ("SFT", lambda: runs.batches("sft"), {"dataset_kwargs": {"skip_prepare_dataset": True}}, {},
      "skip_prepare_dataset"),
 ]  # fmt: skip

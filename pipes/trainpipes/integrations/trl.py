@@ -34,6 +34,7 @@ PACKS = "let the pipeline pack: packed=True of the recipes sft and chat, or .pac
 CONTRADICTING = {
     "packing": PACKS,
     "eval_packing": PACKS,
+    "padding_free": PACKS,
     "precompute_ref_log_probs": "give ref_model=, or rows of text and a datasets.Dataset",
 }
 
@@ -95,7 +96,8 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             trainer: Any = super()
             return trainer._prepare_dataset(dataset, processing_class, args, *rest)
         for name, way in CONTRADICTING.items():
-            value = getattr(args, name, False)
+            # DPOTrainer has turned padding_free off itself, and said so.
+            value = getattr(self, name, getattr(args, name, False))
             require(not value, name, "off for a pipeline that makes batches", value, way)
         return pipeline
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -269,11 +269,24 @@ class PipelineTrainerMixin(Base):
         require(isinstance(batch, Mapping), "a batch", "a dict of tensors", batch, way)
         if not self.args.remove_unused_columns:
             return batch
-        names = inspect.signature(self.accelerator.unwrap_model(self.model).forward).parameters
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in names.values()):
+        model = self.accelerator.unwrap_model(self.model)
+        model = getattr(model, "get_base_model", lambda: model)()  # of PEFT
+        names = set(_named_by(model.forward))
+        if not names & batch.keys() - {
+            *self.label_names
+        }:  # forward(**batch), or an error that says so
             return batch
-        taken = {*names, *self.label_names}
-        return {name: value for name, value in batch.items() if name in taken}
+        return {name: value for name, value in batch.items() if name in names | {*self.label_names}}
+
+
+def _named_by(forward: Any) -> Iterator[str]:
+    """The names that a function takes, also those of typed ``**kwargs``: ``cu_seq_lens_q`` and the like."""
+    for name, parameter in inspect.signature(forward).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            for kind in getattr(parameter.annotation, "__args__", ()):
+                yield from getattr(kind, "__annotations__", ())
+        else:
+            yield name
 
 
 class Trainer(PipelineTrainerMixin, transformers.Trainer):
