@@ -262,7 +262,7 @@ class WorkItems:
     # Rows that are retired
 
     def retire(self, item: Any) -> None:
-        batching = self._loader.pipeline._batching()
+        batching = iteration_of(self._loader).batching()
         if batching is not None:
             raise ConfigError(
                 f"retire(key) must be of a row, got a batch of {batching}, and later epochs have others; "
