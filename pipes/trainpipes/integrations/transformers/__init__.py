@@ -271,12 +271,10 @@ class PipelineTrainerMixin(Base):
             return batch
         model = self.accelerator.unwrap_model(self.model)
         model = getattr(model, "get_base_model", lambda: model)()  # of PEFT
-        names = set(_named_by(model.forward))
-        if not names & batch.keys() - {
-            *self.label_names
-        }:  # forward(**batch), or an error that says so
-            return batch
-        return {name: value for name, value in batch.items() if name in names | {*self.label_names}}
+        names, labels = {*_named_by(model.forward)}, {*self.label_names}
+        if not names & (batch.keys() - labels):
+            return batch  # of forward(**batch), or of an error that says what it lacks
+        return {name: value for name, value in batch.items() if name in names | labels}
 
 
 def _named_by(forward: Any) -> Iterator[str]:
