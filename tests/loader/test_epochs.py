@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from hundred_rows import (
     ours,
     pipeline,
     plain,
+    rank_of_two,
     shuffled_rows,
     stateful,
 )
@@ -278,3 +280,32 @@ def test_workers_that_are_spawned_before_any_was_forked_begin_another_epoch_each
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     assert ran.stdout == "3\n"
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("way", "workers"), [(in_process, 0), (ours, 0), (plain, 2)])
+def test_ranks_that_one_process_starts_count_each_for_itself(
+    way: Any, workers: int, start: str
+) -> None:
+    pipe = pipeline()
+    given_by(pipe)  # which is epoch 0
+    context, ranks, processes = multiprocessing.get_context(start), [], []
+    for rank in range(2):
+        here, there = context.Pipe()
+        arguments = rank, way, pipe, workers, there
+        process = context.Process(target=rank_of_two, args=arguments)  # type: ignore[attr-defined]
+        process.start()
+        ranks.append(here)
+        processes.append(process)
+    alone = [pipeline().distributed(rank=rank, world_size=2) for rank in range(2)]
+    try:
+        for number in (1, 2, 3):
+            for here, of_rank in zip(ranks, alone, strict=True):  # the second one after the first
+                here.send(True)
+                of_rank.set_epoch(number)
+                assert sorted(here.recv()) == sorted(given_by(of_rank))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert given_by(pipe) == epoch(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -69,3 +70,11 @@ def loaded(run: Any, state: Any) -> Any:
     """A pipeline or a loader, standing where a state says."""
     run.load_state_dict(state)
     return run
+
+
+def rank_of_two(rank: int, way: Any, pipe: tp.Pipeline, workers: int, there: Any) -> None:
+    """In a process of its own: an epoch each time it is asked for one, until it is killed."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    loader = way(pipe, workers)
+    while there.recv():
+        there.send(given_by(loader))

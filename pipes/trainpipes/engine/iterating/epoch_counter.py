@@ -1,8 +1,8 @@
 """Which pass is next, agreed by all processes that iterate a pipeline.
 
 A plain ``DataLoader`` starts workers and calls nothing in the parent, so the parent cannot count
-passes. All copies of a pipeline share these numbers, in shared memory from the first fork or spawn
-on, and the first worker of a pass claims it for all:
+passes. It and its workers share these numbers, in shared memory from the first fork or spawn on, and
+the first worker of a pass claims it for all. Ranks that are forked or spawned count for themselves:
 
     upcoming    the number of the next pass
     loads       how many states were loaded
@@ -28,7 +28,9 @@ from multiprocessing import context, sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, TypeAlias
 
-from trainpipes._internal.locks import Living, ProcessLock
+from torch.utils.data import get_worker_info
+
+from trainpipes._internal.locks import ForkLock, Living, ProcessLock
 from trainpipes.errors import ConfigError
 
 #: What all workers of a pass have in common, and no others: the base seed, the number of the first process,
@@ -61,6 +63,7 @@ ForkingPickler.register(_Numbers, sharedctypes.reduce_ctype)  # type: ignore[att
 
 #: One for all pipelines: held for microseconds.
 _lock = ProcessLock()
+_parting = ForkLock()
 _counters: Living[EpochCounter] = Living()
 
 
@@ -89,7 +92,8 @@ def shared_by_workers(info: Any, iterated: int) -> Shared:
 
 class EpochCounter:
     """The next pass's number and start, and the last passes that workers claimed. Forked and spawned
-    processes share it; a plain pickle is a copy.
+    workers share it; other processes, such as ranks, go on from where it stood when they were started; a
+    plain pickle is a copy.
 
     Args:
         upcoming: the next pass's number.
@@ -98,18 +102,35 @@ class EpochCounter:
 
     def __init__(self, upcoming: int = 0, fixed: int | None = None) -> None:
         self.fixed = fixed
-        self.now: Any = _Numbers()
-        self.now.upcoming, self.now.named = upcoming, -1
+        self._now: Any = _Numbers()
+        self._now.upcoming, self._now.named = upcoming, -1
         self._is_shared = False
+        self._process = os.getpid()  # for which it counts
+        self._stood = b""  # the numbers as a process was last started
         self._lock: Any = _lock
         _counters.add(self)
 
+    @property
+    def now(self) -> Any:
+        """The numbers; this process's own, if another one started it for other work than a worker's."""
+        if self._process != os.getpid():
+            with _parting:
+                if self._process != os.getpid() and get_worker_info() is None:
+                    numbers = _Numbers()
+                    memmove(addressof(numbers), self._stood or bytes(self._now), sizeof(_Numbers))
+                    numbers.profile = 0
+                    self._now, self._is_shared, self._lock = numbers, False, _lock
+                self._process = os.getpid()
+        return self._now
+
     def share(self) -> None:
-        if not self._is_shared:
-            with self._lock:
-                shared = sharedctypes.RawValue(_Numbers)
-                memmove(addressof(shared), addressof(self.now), sizeof(_Numbers))
-                self.now, self._is_shared = shared, True
+        """With a process that is started next."""
+        now = self.now
+        with self._lock:
+            self._stood = bytes(now)
+            if not self._is_shared:
+                self._now, self._is_shared = sharedctypes.RawValue(_Numbers), True
+                memmove(addressof(self._now), self._stood, sizeof(_Numbers))
 
     def after(self, number: int) -> int:
         return number + 1 if self.fixed is None else self.fixed
@@ -229,8 +250,8 @@ class EpochCounter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "stands" in state:
             self.__init__(fixed=state["fixed"])  # type: ignore[misc]
-            memmove(addressof(self.now), state["stands"], sizeof(_Numbers))
-            self.now.profile = 0  # a copy's workers report to nobody
+            memmove(addressof(self._now), state["stands"], sizeof(_Numbers))
+            self._now.profile = 0  # a copy's workers report to nobody
         else:
             vars(self).update(state)
             _counters.add(self)
