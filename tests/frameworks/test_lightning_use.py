@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from frameworks.lightning_runs import (
     make_trainer,
     pipeline,
 )
-from frameworks.runs import Start
+from frameworks.runs import Start, number
+from frameworks.runs import pipeline as sized
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations import lightning as lightning_module
 from trainpipes.integrations.lightning import PipelineDataModule
@@ -125,9 +127,71 @@ def test_fit_after_fit_goes_on_in_the_next_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["counted", "filtered"])
 def test_loaders_that_are_reloaded_every_epoch_are_the_same(tmp_path: Path, kind: str) -> None:
+    options = {"reload_dataloaders_every_n_epochs": 1}
     fit(tmp_path / "once", kind)
-    fit(tmp_path / "reloaded", kind, reload_dataloaders_every_n_epochs=1)
-    assert trained(tmp_path / "once") == trained(tmp_path / "reloaded")
+    fit(tmp_path / "reloaded", kind, saves=[after_steps, after_epochs], **options)
+    expected = trained(tmp_path / "once")
+    assert trained(tmp_path / "reloaded") == expected
+    for step in (epoch_end(tmp_path / "reloaded"), 5):
+        path = tmp_path / f"reloaded/checkpoints/step-{step}.ckpt"
+        fit(tmp_path / f"from-{step}", kind, checkpoint=path, **options)
+        assert trained(tmp_path / f"from-{step}") == expected[step:]
+
+
+def epoch_end(folder: Path) -> int:
+    """The step with which the first epoch of a run ended."""
+    return min(number(path) for path in (folder / "checkpoints").glob("end-*.ckpt"))
+
+
+def estimating(model: Model) -> Any:
+    """An optimizer, as for a schedule over all steps: Lightning asks for the loaders at once."""
+    assert model.trainer.estimated_stepping_batches
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", ["counted", "filtered"])
+def test_a_schedule_over_all_steps_changes_nothing(
+    tmp_path: Path, kind: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "configure_optimizers", estimating)
+    # FSDP and DeepSpeed restore the model, too, after optimizers are made.
+    monkeypatch.setattr(SingleDeviceStrategy, "restore_checkpoint_after_setup", late)
+    whole, options = tmp_path / "whole", {"max_steps": 30, "max_epochs": 9}
+    fit(whole, kind, saves=[after_steps, after_epochs], **options)
+    expected, end = trained(whole), epoch_end(whole)
+    for name in ("step-5", f"step-{end}", f"end-{end}", "step-17"):
+        resumed = tmp_path / name
+        fit(resumed, kind, checkpoint=whole / f"checkpoints/{name}.ckpt", **options)
+        assert trained(resumed) == expected[int(name.split("-")[1]) :], name
+
+
+@pytest.mark.parametrize("estimates", [False, True])
+@pytest.mark.parametrize(("mode", "batches"), [(None, 24), ("max_size_cycle", 24), ("min_size", 8)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_other_ranks_complete_the_epoch_and_validate_at_its_end(
+    tmp_path: Path, before: int, after: int, mode: Any, batches: int, estimates: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if estimates:
+        monkeypatch.setattr(Model, "configure_optimizers", estimating)
+
+    def run(name: str, world: int, **options: Any) -> tuple[Counter[str], int]:
+        pipes = {
+            size: sized("counted", size).distributed(rank=0, world_size=world) for size in (12, 4)
+        }
+        given = pipes[4] if mode is None else CombinedLoader(pipes, mode)
+        options |= {"validates": True, "num_sanity_val_steps": 0, "max_epochs": 2}
+        trainer = fit(tmp_path / name, given, **options)
+        (lines,) = Start(tmp_path / name, tmp_path).lines()
+        return Counter(epoch for epoch, *_ in lines), len(trainer.lightning_module.evaluated)
+
+    of_epoch = batches // before
+    assert run("first", before, saves=[after_steps]) == ({"0": of_epoch, "1": of_epoch}, 10)
+    for step, evaluated in ((2, 10), (of_epoch, 5)):
+        path = tmp_path / f"first/checkpoints/step-{step}.ckpt"
+        left = {"0": (batches - step * before) // after, "1": batches // after}
+        assert run(f"{step}", after, checkpoint=path) == (+Counter(left), evaluated)
 
 
 def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> None:
@@ -257,6 +321,19 @@ def test_evaluation_that_would_leave_rows_out_is_warned_of_or_refused(
     ):
         validate(tmp_path, held_out().repeat())
     validate(tmp_path, held_out().repeat(), limit_val_batches=1)
+
+
+def test_fewer_batches_than_ranks_are_refused_where_ranks_would_wait(tmp_path: Path) -> None:
+    for tail in ("even", "uneven"):
+        pipe = held_out(tail=tail).take(1).distributed(rank=0, world_size=2)
+        for limit in (1.0, 2):
+            with pytest.raises(
+                tp.ConfigError, match=r"a batch for each rank.* got 1 batches on 2 ranks"
+            ):
+                validate(tmp_path, pipe, limit_val_batches=limit)
+    validate(tmp_path, pipe, limit_val_batches=0)
+    trainer = make_trainer(tmp_path)
+    assert len(trainer.predict(EvaluatedModel(), datamodule=PipelineDataModule(predict=pipe))) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ is known, however many were fetched ahead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from copy import copy
 from types import MethodType
@@ -26,8 +27,9 @@ from trainpipes.state.merge import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")
 
+from lightning.fabric.utilities.data import sized_len  # noqa: E402
 from lightning.pytorch import LightningDataModule, strategies  # noqa: E402
-from lightning.pytorch.callbacks import GradientAccumulationScheduler  # noqa: E402
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
 
@@ -108,10 +110,12 @@ class TrainingLoader:
         self._settle()
         if global_batches is not None:
             self._take_steps(trainer, global_batches)
-        self._trainer, epochs = trainer, trainer.fit_loop.epoch_progress.total
-        # With ``max_steps`` Lightning would take one more batch for an epoch that had ended.
+        self._trainer, loop = trainer, trainer.fit_loop
+        epochs = loop.epoch_progress.total
+        # With ``max_steps`` Lightning would take one more batch for an epoch that had ended. One whose last
+        # batch was the last before the checkpoint it counts as ended by itself, and goes on with the next.
         ended = self._batches.is_last_batch and epochs.processed == epochs.started
-        self._nothing_left = bool(ended and trainer.fit_loop.restarting)
+        self._nothing_left = bool(ended and loop.restarting and not loop.restarted_mid_epoch)
 
     def _take_steps(self, trainer: Any, global_batches: int) -> None:
         option, way = "accumulate_grad_batches", "leave the GradientAccumulationScheduler out"
@@ -207,6 +211,11 @@ class TrainingLoader:
         self._after = {}
 
 
+def _length(loader: TrainingLoader) -> float:
+    length = sized_len(loader)
+    return math.inf if length is None else length
+
+
 class EvaluationLoader:
     """What validates, tests or predicts: each pass from the pipeline's start."""
 
@@ -220,14 +229,21 @@ class EvaluationLoader:
         self.loader.load_state_dict(self.loader.pipeline.state_at(0))
         return begun(self.loader)
 
-    def check(self, stage: str, in_step: bool) -> None:
+    def check(self, stage: str, limit: int | float, in_step: bool) -> None:
         """Warn if it would leave rows out. ``in_step``: whether ranks must take as many steps, as where a
         forward pass is a collective."""
         iteration, option = iteration_of(self.loader), f"PipelineDataModule({stage})"
         world, chain = iteration.ranks()[1], iteration.plan.chain
+        whole = batches_left(iteration.plan, 0)
+        if stage != "predict" and limit and 0 < (whole or 0) < world:
+            raise ConfigError(
+                f"{option} must have a batch for each rank, since ranks wait for one another in log("
+                f"sync_dist=True), got {whole} batches on {world} ranks; make smaller batches, or add rows"
+            )
+        if not (isinstance(limit, float) and limit == 1.0):  # all of them; 1 is a single batch
+            return
         way = f"leave .repeat() out, or say Trainer(limit_{stage}_batches=...)"
         require(not chain.endless, option, "a pipeline with an end", self.loader.pipeline, way)
-        whole = batches_left(iteration.plan, 0)
         left = f"the last {(whole or 0) % world} of {whole} batches"
         if whole is None:
             left = "what some ranks have more than others"
@@ -265,8 +281,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
 
     Raises:
-        ConfigError: an argument is no pipeline, ``Loader`` has no such option, or the ranks cannot share
-            ``global_batches``.
+        ConfigError: an argument is no pipeline, ``Loader`` has no such option, the ranks cannot share
+            ``global_batches``, or ``val`` or ``test`` has fewer batches than there are ranks.
 
     >>> import trainpipes as tp
     >>> from trainpipes.integrations.lightning import PipelineDataModule
@@ -293,7 +309,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         self.allow_changes = allow_changes
         self.global_batches = global_batches
         self.options = options
-        #: A rank may have nothing left to validate.
+        #: A rank may have nothing to predict for.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._loaders: dict[str, list[Any]] = {}
         self._to_load: Any = None
@@ -311,7 +327,9 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             return combined
         for loader in combined.flattened:
             loader.follow(self.trainer, self.global_batches)
-        if self._to_load is not None:
+        # ``estimated_stepping_batches`` asks for loaders before Lightning has restored its counts.
+        is_early = bool(self.trainer._checkpoint_connector._loaded_checkpoint)
+        if self._to_load is not None and not is_early:
             states, self._to_load = self._to_load, None
             states = states if isinstance(states, list) else [states]
             rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
@@ -319,9 +337,16 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             require(count == len(states), "PipelineDataModule(train)", rule, count)
             for loader, state in zip(combined.flattened, states, strict=True):
                 loader.resume(state, self.allow_changes)
-            if count == 1:
-                combined.flattened[0].align()
+            # The loader that an epoch ends with.
+            ending = min if combined._mode == "min_size" else max
+            ending(combined.flattened, key=_length).align()
         return combined
+
+    def _load_late(self, trainer: Any, module: Any) -> None:
+        """Load the position if Lightning asked for the loaders before its counts were there."""
+        if self._to_load is not None:
+            trainer.fit_loop._combined_loader = None
+            trainer.fit_loop.setup_data()
 
     def val_dataloader(self) -> Any:
         return [] if self.val is None else self._evaluated("val")
@@ -360,13 +385,15 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 rule = "{'train': state}, as its state_dict() or Lightning's checkpoint has it"
                 raise StateError(f"the state must be {rule}, got {shown(state_dict)}")
             self._to_load = state_dict["train"]
+            if self.trainer is not None:
+                self.trainer.callbacks.append(LambdaCallback(on_train_start=self._load_late))
 
     def _evaluated(self, stage: str) -> CombinedLoader:
         combined = self._combined(stage)
-        limit = getattr(self.trainer, f"limit_{stage}_batches", None)
-        if isinstance(limit, float) and limit == 1.0:  # all of them; 1 is a single batch
+        if self.trainer is not None:
+            limit = getattr(self.trainer, f"limit_{stage}_batches")
             for loader in combined.flattened:
-                loader.check(stage, isinstance(self.trainer.strategy, IN_STEP))
+                loader.check(stage, limit, isinstance(self.trainer.strategy, IN_STEP))
         return combined
 
     def _combined(self, stage: str) -> CombinedLoader:
