@@ -648,17 +648,21 @@ def test_a_combined_loader_has_its_mode() -> None:
     assert made.iterables == [[4], [5]]
 
 
-@private("lightning", "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
-    "lightning.py")  # fmt: skip
+@private("lightning", "restarting restarted_mid_epoch epoch_progress batch_progress is_last_batch "
+    "overfit_batches ckpt_path _combined_loader _checkpoint_connector _loaded_checkpoint", "lightning.py",
+)  # fmt: skip
 def test_lightning_counts_the_batches_that_were_trained_on() -> None:
-    """The position saved is that of the last batch trained on."""
+    """The position saved is that of the last batch trained on; it is loaded once Lightning has its counts."""
     trainer = resolve_name("lightning.pytorch:Trainer")(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
         enable_model_summary=False,
     )  # fmt: skip
     assert (trainer.overfit_batches, trainer.ckpt_path) == (0.0, None)
     loop = trainer.fit_loop
-    assert loop.restarting is False
+    assert (loop.restarting, loop.restarted_mid_epoch) == (False, False)
+    assert loop._combined_loader is None
+    assert trainer._checkpoint_connector._loaded_checkpoint == {}
+    assert written("lightning.pytorch:Trainer._run", "self._checkpoint_connector.resume_end()")
     assert (loop.epoch_progress.total.started, loop.epoch_progress.current.processed) == (0, 0)
     batches = loop.epoch_loop.batch_progress
     assert batches.is_last_batch is False
