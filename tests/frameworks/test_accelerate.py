@@ -133,6 +133,26 @@ def test_global_batches_and_the_accelerator_must_fit() -> None:
     assert len(made) == len(pipe) // 3 * 3 == len(list(made))
 
 
+@pytest.mark.ranks(1)
+def test_a_first_step_after_a_resume_is_whole_where_accumulation_has_changed(
+    tmp_path: Path,
+) -> None:
+    for accumulate, first, synced in ((2, 0, [2, 4, 6]), (4, 6, [10, 14, 18, 22, 24])):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        batches, model = loader(pipeline("counted"), accelerator), accelerator.prepare(Model())
+        if first:
+            accelerator.load_state(str(tmp_path))
+        found = []
+        for number, _ in enumerate(batches, start=first + 1):
+            with accelerator.accumulate(model):
+                found += [number] if accelerator.sync_gradients else []
+            if not first and number == 6:
+                accelerator.save_state(str(tmp_path))
+                break
+        assert found == synced
+        accelerator.free_memory()
+
+
 def numbered(
     rows: int, tail: Literal["even", "uneven"] = "even", batch_size: int = 4
 ) -> tp.Pipeline:

@@ -95,7 +95,6 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.allow_changes = allow_changes
         self.gradient_state = GradientState()
         self._accelerator = accelerator
-        self._is_loaded = False
         processes, world = accelerator.num_processes, iteration_of(loader).ranks()[1]
         good = processes == 1 or not accelerator.split_batches
         rule = "off: a pipeline's batches are those of a process"
@@ -120,9 +119,6 @@ class AccelerateLoader(DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
         batches = iter(self.loader)
-        if self._is_loaded and self.loader._step:
-            self._accelerator.step = 0  # it was the one that other ranks had accumulated
-        self._is_loaded = False
         steps = self._steps_of_all(batches)
         self.begin()
         self.remainder, batch, accelerator = 0, None, self._accelerator
@@ -193,7 +189,9 @@ class AccelerateLoader(DataLoaderStateMixin):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken."""
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
-        self._is_loaded = True
+        self._accelerator.step = (
+            0  # a save comes after a step, and others may accumulate other numbers
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is; without it, the next."""
