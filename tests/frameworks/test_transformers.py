@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,17 @@ def test_ranks_that_would_each_train_a_model_of_their_own_are_refused(tmp_path: 
         Trainer(model, args, train_dataset=counted),
         SFTTrainer(model, sft, train_dataset=counted, processing_class=tokenizer()),
     ):
-        with pytest.raises(tp.ConfigError, match=r"2 ranks read this pipeline.*use_cpu=True"):
-            trainer.train()
-    Trainer(model, args, train_dataset=counted.distributed(rank=0, world_size=1)).train()
+        for reads in (
+            trainer.train,
+            partial(trainer.evaluate, counted),
+            partial(trainer.predict, counted),
+        ):
+            with pytest.raises(tp.ConfigError, match=r"2 ranks read this pipeline.*use_cpu=True"):
+                reads()
+    alone = counted.distributed(rank=0, world_size=1)
+    trainer = Trainer(model, args, train_dataset=alone)
+    trainer.train()
+    assert len(trainer.predict(alone).predictions) == 96
 
 
 def test_the_example_is_resumed(tmp_path: Path) -> None:

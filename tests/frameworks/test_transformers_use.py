@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -88,6 +89,21 @@ def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
         )
     with pytest.raises(tp.ConfigError, match=r"leave .repeat\(\) out"):
         trainer(tmp_path, pipeline("counted")).evaluate(pipeline("filtered repeated"))
+
+
+class OfTwoParts(Trainer):
+    """On ranks that hold parts of one model."""
+
+    def get_tp_size(self) -> int:
+        return 2
+
+
+def test_ranks_that_hold_parts_of_a_model_must_read_the_same(tmp_path: Path) -> None:
+    pipe = pipeline("counted")
+    made = trainer(tmp_path, pipe, OfTwoParts)
+    for reads in made.train, partial(made.evaluate, pipe), partial(made.predict, pipe):
+        with pytest.raises(tp.ConfigError, match=r"must read the same batches.*mesh=mesh"):
+            reads()
 
 
 def test_single_rows_may_be_collated_by_the_trainer(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ class PipelineTrainerMixin(Base):
     _global_batches: int | None = None
     #: While it trains.
     _training: loaders.TrainingLoader | None = None
+    #: While it evaluates.
+    _evaluation: loaders.EvaluationLoader | None = None
 
     def __init__(self, *arguments: Any, global_batches: int | None = None, **options: Any) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*arguments, **options)
@@ -134,24 +136,29 @@ class PipelineTrainerMixin(Base):
             multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
         )
 
-    def _check(self, pipe: Record) -> None:
-        args, chain, alone = self.args, plan_of(pipe).chain, pipe._ranks is not None
-        world = 1 if alone else data_parallel()[1]
-        if world > 1 and args.world_size == 1:
+    def _check_ranks(self, pipe: Record) -> None:
+        if pipe._ranks is not None:
+            return
+        world = data_parallel()[1]
+        if world > 1 and self.args.world_size == 1:
             raise ConfigError(
                 f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
                 "pass TrainingArguments(use_cpu=True) on CPUs; where each is to train a model of its own, "
                 "on all rows, pass pipe.distributed(rank=0, world_size=1)"
             )
-        rule = f"off where the pipeline makes the batches ({chain.batch})"
-        split = args.accelerator_config.split_batches
-        require(not args.auto_find_batch_size, "auto_find_batch_size", rule, True, "leave it out")
-        require(not split, "split_batches", rule, True, "leave it out")
-        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1 and not alone:
+        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
             raise ConfigError(
                 "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
                 'each its own: write pipe.distributed(mesh=mesh["dp"])'
             )
+
+    def _check(self, pipe: Record) -> None:
+        args, chain = self.args, plan_of(pipe).chain
+        self._check_ranks(pipe)
+        rule = f"off where the pipeline makes the batches ({chain.batch})"
+        split = args.accelerator_config.split_batches
+        require(not args.auto_find_batch_size, "auto_find_batch_size", rule, True, "leave it out")
+        require(not split, "split_batches", rule, True, "leave it out")
         if chain.uneven and pipe._data_parallel()[1] > 1:
             rule = 'tail="even" for training, which ends at one step on all ranks'
             way = "an evaluation needs no tail either"
@@ -222,6 +229,7 @@ class PipelineTrainerMixin(Base):
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         if not _makes_batches(dataset):
             return super().get_eval_dataloader(eval_dataset)
+        self._check_ranks(dataset)
         loader = self._loader(loaders.every_row(dataset))
         return loaders.EvaluationLoader(loader, self.accelerator, self._accepted)
 
@@ -237,11 +245,13 @@ class PipelineTrainerMixin(Base):
         averages = self.args.average_tokens_across_devices
         self.args.average_tokens_across_devices = False
         self.gather_function = dataloader.gatherer(self.args.eval_batch_size)
+        self._evaluation = dataloader
         try:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self.args.average_tokens_across_devices = averages
             self.gather_function = self.accelerator.gather_for_metrics
+            self._evaluation = None
 
     # Both
 
