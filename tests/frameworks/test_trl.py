@@ -66,10 +66,19 @@ def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: P
     (alone,) = run(runs.evaluated, 1, tmp_path / "one", str(tmp_path / "out-1"))
     ranks = run(runs.evaluated, 2, tmp_path / "two", str(tmp_path / "out-2"))
     for rank in ranks:
-        for name in ("sft", "preference"):
-            assert rank[name] == pytest.approx(alone[name], rel=1e-5)
-            assert len(set(map(round, rank[name]))) == 1
+        for name, metrics in (
+            ("sft", {"eval_mean_token_accuracy", "eval_entropy"}),
+            ("preference", {"eval_rewards/margins", "eval_logps/chosen", "eval_logits/rejected"}),
+            ("reward", {"eval_min_reward", "eval_margin", "eval_accuracy"}),
+        ):
             assert len(rank[name]) == 3
+            for said, expected in zip(rank[name], alone[name], strict=True):
+                assert said.keys() >= metrics
+                assert said == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_pairs_train_where_the_last_batch_of_a_rank_is_short(tmp_path: Path) -> None:
+    assert run(runs.trained_on_a_short_batch, 2, tmp_path / "two", str(tmp_path)) == [[7, 7]] * 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,6 +170,12 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[
      "of the recipes sft and chat"),
     ("SFT", lambda: runs.batches("sft"), {"padding_free": True, "max_length": None}, {},
      "padding_free must be off for a pipeline that makes batches, got True; let the pipeline pack"),
+    ("SFT", lambda: runs.batches("sft"), {"pad_to_multiple_of": 8}, {},
+     "pad_to_multiple_of must be off for a pipeline that makes batches, got 8; give None, and let"),
+    ("DPO", lambda: runs.batches("preference"), {"pad_to_multiple_of": 8}, {"ref_model": runs.model},
+     "pad_to_multiple_of must be off for a pipeline that makes batches, got 8"),
+    ("SFT", lambda: runs.batches("sft"), {}, {"formatting_func": lambda: runs.without_labels},
+     "formatting_func must be off for a pipeline that makes batches, got "),
     ("SFT", lambda: runs.batches("sft"), {"dataset_kwargs": {"skip_prepare_dataset": True}}, {},
      "skip_prepare_dataset"),
 ]  # fmt: skip

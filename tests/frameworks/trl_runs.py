@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,25 @@ def rows() -> tp.Pipeline:
     return tp.from_dataset([{"text": f"{n} " + WORDS[: n % 7]} for n in range(ROWS)])
 
 
-def batches(kind: str) -> tp.Pipeline:
+def batches(kind: str, **more: Any) -> tp.Pipeline:
     """Batches of the recipes."""
+    shape = {**SHAPE, **more}
     if "sft" in kind:
         data = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(ROWS)]
         packed = {"packed": True, "max_length": 48} if "packed" in kind else {}
-        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **packed, **SHAPE)
+        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **packed, **shape)
     if kind in ("preference", "reward"):
         data = [
             {"prompt": f"{n} =", "chosen": WORDS[: n % 7 + 1], "rejected": "n"} for n in range(ROWS)
         ]
-        return tp.recipe("preference", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+        return tp.recipe("preference", files=tp.from_dataset(data), tokenizer="bytes", **shape)
     told = [
         [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": WORDS[: n % 7 + 1]}]
         for n in range(ROWS)
     ]
     return tp.recipe(
         "chat", files=tp.from_dataset([{"messages": one} for one in told]), tokenizer=tokenizer(),
-        template=CHAT, max_length=48, packed=True, **SHAPE,
+        template=CHAT, max_length=48, packed=True, **shape,
     ).repeat()  # fmt: skip
 
 
@@ -66,10 +68,10 @@ def tokenizer() -> Any:
     )
 
 
-def model(scores: bool = False) -> Any:
+def model(scores: bool = False, seed: int = 0) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return (LlamaForSequenceClassification if scores else LlamaForCausalLM)(
         LlamaConfig(
             vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_labels=1,
@@ -136,24 +138,53 @@ def without_positions(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name != "position_ids"}
 
 
-def evaluated(folder: str) -> dict[str, list[float]]:
-    """What evaluations on batches of a pipeline say, on this many ranks."""
+def evaluated(folder: str) -> dict[str, list[dict[str, float]]]:
+    """What evaluations on batches of a pipeline say of them, on this many ranks."""
     import trl
 
     from trainpipes.integrations import trl as ours
 
     options = usual(folder, max_steps=2, eval_steps=1, save_strategy="no", learning_rate=0.0)
     found: dict[str, Any] = {}
-    for name, made in ("sft", {}), ("preference", {"ref_model": model()}):
+    for name, made in ("sft", {}), ("preference", {"ref_model": model(seed=1)}), ("reward", {}):
         base, config = TRAINERS.get(name, ("SFTTrainer", "SFTConfig"))
+        held_out = batches(name, train=False)  # 21, the last of a single row
         trainer = getattr(ours, base)(
-            model=model(), args=getattr(trl, config)(eval_strategy="steps", **options),
-            train_dataset=batches(name), eval_dataset=batches(name), processing_class=tokenizer(), **made,
+            model=model(name == "reward"), args=getattr(trl, config)(eval_strategy="steps", **options),
+            train_dataset=batches(name), eval_dataset=held_out, processing_class=tokenizer(), **made,
         )  # fmt: skip
         trainer.train()
-        logged = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
-        found[name] = [*logged, trainer.evaluate(batches(name))["eval_loss"]]
+        trainer.evaluate(held_out)
+        found[name] = [
+            {
+                key: line[key]
+                for key in line
+                if not re.search("second|time|epoch|step|num_tokens", key)
+            }
+            for line in trainer.state.log_history
+            if "eval_loss" in line
+        ]
     return found
+
+
+def trained_on_a_short_batch(folder: str) -> list[int]:
+    """Steps of trainings on two ranks, the last of which has a row less on one."""
+    warnings.simplefilter("ignore")
+    import trl
+
+    from trainpipes.integrations import trl as ours
+
+    steps = []
+    for name, made in ("preference", {"ref_model": model(seed=1)}), ("reward", {}):
+        base, config = TRAINERS[name]
+        trainer = getattr(ours, base)(
+            model=model(name == "reward"), train_dataset=batches(name, batch_size=3, drop_last=False),
+            args=getattr(trl, config)(**usual(folder, num_train_epochs=1, save_strategy="no")),
+            processing_class=tokenizer(), **made,
+        )  # fmt: skip
+        trainer.train()
+        steps.append(trainer.state.global_step)
+    return steps
 
 
 def write_samples(folder: str) -> None:

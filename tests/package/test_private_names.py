@@ -625,6 +625,15 @@ def test_the_trainer_of_trl_counts_tokens() -> None:
     assert written("trl:SFTTrainer.compute_loss", noted)
 
 
+@private("trl", "_metrics gather", "trl.py")
+def test_the_trainers_of_trl_note_metrics_where_they_are_known() -> None:
+    """Metrics of an evaluation on several ranks are of each batch, without those that fill in."""
+    assert written("accelerate:Accelerator.gather_for_metrics", "self.gather(input_data)")
+    for name in "SFTTrainer.compute_loss", "DPOTrainer._compute_loss", "RewardTrainer.compute_loss":
+        assert written(f"trl:{name}", "self._metrics[mode]")
+        assert written(f"trl:{name}", "self.accelerator.gather")
+
+
 # Lightning and Ray
 
 

@@ -6,7 +6,9 @@ TRL looks at a row before it asks for batches: it is shown a row of its own form
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +17,13 @@ from torch.nn.functional import pad
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes.engine.record import Record
 from trainpipes.integrations.transformers import PipelineTrainerMixin
+from trainpipes.integrations.transformers.loaders import gathered
 
 need("trl", "trainpipes.integrations.trl")
 need("datasets", "trainpipes.integrations.trl")
 
 import trl  # noqa: E402
+from accelerate.utils import gather_object  # noqa: E402
 from datasets import Dataset, IterableDataset  # noqa: E402
 
 from trainpipes.writers.hf_dataset import pipeline_of  # noqa: E402
@@ -35,8 +39,20 @@ CONTRADICTING = {
     "packing": PACKS,
     "eval_packing": PACKS,
     "padding_free": PACKS,
+    "pad_to_multiple_of": "give None, and let the pipeline pad: .pad_collate(pad_to_multiple_of=...)",
+    "formatting_func": "let the pipeline make the text of rows: .map(...) before a recipe",
     "precompute_ref_log_probs": "give ref_model=, or rows of text and a datasets.Dataset",
 }
+
+
+@contextmanager
+def _gathering_by(accelerator: Any, gather: Callable[[Any], Any]) -> Iterator[None]:
+    """Let ``accelerator.gather`` be another function, for TRL's metrics."""
+    accelerator.gather = gather
+    try:
+        yield
+    finally:
+        del accelerator.gather
 
 
 def _pipeline(dataset: Any) -> Record | None:
@@ -70,6 +86,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             way = f"write train_dataset=pipe, with batches as the recipe {self.recipe} makes them"
             raise wrong("train_dataset", "the pipeline itself", "one of pipe.to_hf()", way)
         options |= {"eval_dataset": self._shown("eval_dataset", eval_dataset)}
+        self.formatting_func = options.get("formatting_func")
         trainer: Any = super()
         train = self._shown("train_dataset", train_dataset)
         trainer.__init__(model, *arguments, train_dataset=train, **options)
@@ -100,6 +117,23 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             value = getattr(self, name, getattr(args, name, False))
             require(not value, name, "off for a pipeline that makes batches", value, way)
         return pipeline
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """As TRL says; in an evaluation on several ranks, its metrics are of each batch, as on one."""
+        evaluation, known = self._evaluation, hasattr(self, "_metrics")  # of most trainers
+        if evaluation is None or not known or self.accelerator.num_processes == 1:
+            return super().compute_loss(model, inputs, *arguments, **options)
+        metrics, of_batch = self._metrics["eval"], defaultdict[str, list[Any]](list)
+        self._metrics["eval"] = of_batch
+        try:
+            with _gathering_by(self.accelerator, lambda values: values):  # no rows that fill in
+                found = super().compute_loss(model, inputs, *arguments, **options)
+        finally:
+            self._metrics["eval"] = metrics
+        for rank in gather_object([None if evaluation.fills_in() else of_batch]):
+            for name, values in (rank or {}).items():
+                metrics[name] += values
+        return found
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
         present = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
@@ -154,6 +188,23 @@ class _PairsMixin(PipelineDatasetsMixin):
 
     def _of_pairs(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """As TRL says, which would gather as many rows of each rank, where the last batch has fewer."""
+        gather, rows = self.accelerator.gather, inputs["input_ids"].shape[:1]
+        sizes = [0]
+        if self._training is not None and self.model.training:
+            sizes = gather(torch.tensor(rows, device=self.accelerator.device)).tolist()
+        if len({*sizes}) == 1:
+            return super().compute_loss(model, inputs, *arguments, **options)
+
+        def of_each(value: torch.Tensor) -> Any:
+            if value.dim() == 0:
+                return gather(value)
+            return gathered(gather, value, [size * len(value) // rows[0] for size in sizes])
+
+        with _gathering_by(self.accelerator, of_each):
+            return super().compute_loss(model, inputs, *arguments, **options)
 
 
 class DPOTrainer(_PairsMixin, trl.DPOTrainer):

@@ -261,6 +261,10 @@ class EvaluationLoader(DataLoaderStateMixin):
         self._filler = self._filler if batch is None else batch
         return self._filler, sizes, _rows(self._filler)
 
+    def fills_in(self) -> bool:
+        """Whether this rank's batch at hand is there for others, which have more."""
+        return not self._sizes[self._accelerator.process_index]
+
     def gatherer(self, repeated: int) -> Callable[[Any], Any]:
         """A function that gathers the rows of all ranks in the order of batches, without fillers."""
         return lambda values: map_tensors(values, lambda value: self._gather(value, repeated))
@@ -275,13 +279,16 @@ class EvaluationLoader(DataLoaderStateMixin):
         elif value.dim() == 0 or len(value) != self._given:
             return accelerator.gather(value)  # not by rows
         value = value[:rows]
-        if len(sizes) == 1:
-            return value
-        most = max(sizes)
-        whole = value.new_zeros((most, *value.shape[1:]))
-        whole[:rows] = value
-        parts = accelerator.gather(whole).split(most)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return value if len(sizes) == 1 else gathered(accelerator.gather, value, sizes)
+
+
+def gathered(gather: Callable[[Any], Any], value: Any, sizes: list[int]) -> Any:
+    """The rows of all ranks, which have so many each."""
+    most = max(sizes)
+    whole = value.new_zeros((most, *value.shape[1:]))
+    whole[: len(value)] = value
+    parts = gather(whole).split(most)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 def _rows(batch: Any) -> int:
