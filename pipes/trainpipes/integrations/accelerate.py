@@ -189,9 +189,8 @@ class AccelerateLoader(DataLoaderStateMixin):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken."""
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
-        self._accelerator.step = (
-            0  # a save comes after a step, and others may accumulate other numbers
-        )
+        # A save comes after a step; from now on steps may be of other numbers of batches.
+        self._accelerator.step = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is; without it, the next."""
