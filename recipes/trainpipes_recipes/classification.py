@@ -98,7 +98,7 @@ def classification(
         known = classes if named else width
     elif classes is None:
         known, counts = classes_of(labels, label)
-        if not train and not isinstance(known, int) and _class_names(labels, label) is None:
+        if not train and not isinstance(known, int):
             data.warn_of_own_classes()
 
     rows = data.rows([*texts, label]) if ready is None else ready
@@ -160,7 +160,12 @@ def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
     >>> classes_of(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
     (['a', 'b'], [1, 2])
     """
-    counts = rows.stats(0, labels=label).labels[label]
+    try:
+        counts = rows.stats(0, labels=label).labels[label]
+    except DataError as error:
+        counting = f"stats(labels={label!r})"  # which nobody wrote
+        error.message = error.message.replace(counting, "classification", 1)
+        raise
     names: list[Any] = list(counts)
     numbers = [name for name in names if isinstance(name, int)]
     of = f"classification: column {label!r} holds"
@@ -172,34 +177,37 @@ def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
     if not numbers:
         return names, list(counts.values())
 
-    classes: Any = _class_names(rows, label) or max(numbers) + 1
-    number = classes if isinstance(classes, int) else len(classes)
+    if numbers == [-1]:
+        way = "give rows with labels; to predict, a chain of tokenize(), batch() and pad_collate()"
+        raise DataError(f"{of} -1 in every row, as test splits without labels do: {way}")
+    named = _class_count(rows, label)
+    number = max(1, *(n + 1 for n in numbers), named or 0)
     listed = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
-    if min(numbers) < 0 or max(numbers) >= number:
+    if min(numbers) < 0:
         listed = str(sorted(numbers)) if len(numbers) < 10 else listed
         try:
-            rows.encode_labels(label, classes=classes).stats(0, labels="labels")  # says which row
+            rows.encode_labels(label, classes=number).stats(0, labels="labels")  # says which row
         except DataError as error:
             rule = "integers are classes as they are, from 0 on"
             way = f"to number others, pass classes={listed}"
             raise DataError(f"classification: {error}; {rule}: {way}") from None
-    if min(numbers) == 1 and classes == number:
+    if min(numbers) == 1 and named is None:
         said = "classification: column %r holds integers from 1 on, so that class 0 has no rows; %s"
         order = sorted(numbers) if number < 10 else listed
         log.warning(said, label, f"to number them from 0, pass classes={order}")
-    if number > max(1000, 10 * len(numbers)):
+    if named is None and number > max(1000, 10 * len(numbers)):
         got = f"integers up to {max(numbers):,}, and only {len(numbers):,} different ones"
         way = f"pass classes={listed} to number them, or name another column"
         raise DataError(f"{of} {got}; integers are classes as they are: {way}")
-    return classes, [counts.get(number, 0) for number in range(number)]
+    return number, [counts.get(number, 0) for number in range(number)]
 
 
-def _class_names(rows: Pipeline, label: str) -> list[str] | None:
-    """The names of classes in a dataset of Hugging Face, or None."""
-    dataset: Any = getattr(rows.stages[0], "chosen", None)
-    feature = (getattr(dataset, "features", None) or {}).get(label)
+def _class_count(rows: Pipeline, label: str) -> int | None:
+    """How many classes a dataset of Hugging Face names, or None."""
+    features = getattr(getattr(rows.stages[0], "dataset", None), "features", None)
+    feature: Any = features.get(label) if isinstance(features, Mapping) else None
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
-    return list(names) if names else None
+    return len(names) if names else None
 
 
 class MultiHot(BatchStage):

@@ -167,20 +167,20 @@ def test_classes_given_in_another_order_are_another_state() -> None:
         other.load_state_dict(state)
 
 
-def test_names_of_hugging_face_keep_their_integers() -> None:
-    """A dataset whose features name three classes, of which two have rows; of the shape that ``from_hf``
-    reads, since the package is not needed for that."""
-    given = tp.from_dataset([{"text": "a", "label": 2}, {"text": "b", "label": 0}])
-    feature = SimpleNamespace(names=["neg", "mid", "pos"])
-    source = given._stages[0]
-    type(source).chosen = SimpleNamespace(features={"label": feature})  # type: ignore[attr-defined]
-    try:
-        pipe = classification(given, "bytes", batch_size=2, num_shards=1)
-    finally:
-        del type(source).chosen  # type: ignore[attr-defined]
-    stage: Any = next(stage for stage in pipe.stages if stage.name == "encode_labels")
-    assert stage.classes == ["neg", "mid", "pos"]
-    assert sorted(pipe.peek()["labels"].tolist()) == [0, 2]
+def test_names_of_hugging_face_are_as_many_classes() -> None:
+    """For a dataset of the shape of theirs; their own is in ``tests/sources/test_hf.py``."""
+
+    class Named(list[dict[str, Any]]):
+        features: Any
+
+    rows = Named([{"text": "a", "label": 2}, {"text": "b", "label": 1}])
+    rows.features = {"label": SimpleNamespace(names=["neg", "mid", "pos", "none"])}
+    pipe = classification(tp.from_dataset(rows), "bytes", train=False)
+    assert pipe.peek()["labels"].tolist() == [2, 1]
+    assert pipe.stats(0, labels="labels").labels["labels"] == {0: 0, 1: 1, 2: 1, 3: 0}
+    rows.features = torch.zeros(2, 3)  # a dataset's own, of no classes
+    pipe = classification(tp.from_dataset(rows), "bytes", train=False)
+    assert pipe.stats(0, labels="labels").labels["labels"] == {0: 0, 1: 1, 2: 1}
 
 
 def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,12 +199,16 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
         r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, "of one class: it is 0;"),
+    ([{"text": "a", "label": -1}, {"text": "b", "label": -1}], {}, tp.DataError,
+        "classification: column 'label' holds -1 in every row, as test splits .*: give rows with labels"),
+    ([{"text": "a", "label": -1}, {"text": "b", "label": -2}], {}, tp.DataError, r"pass classes=\[-2, -1\]"),
     ([{"text": "a", "label": -1}, {"text": "b", "label": 1}], {}, tp.DataError,
         r"label -1.*row 0\); .* others, pass classes=\[-1, 1\]"),
     ([{"text": "a"}], {"text": "text", "label": "text"}, tp.ConfigError,
         "columns of their own, got 'text' for both"),
     ([{"text": "a", "label": 0.5}], {}, tp.DataError,
-        "holds 0.5, and a label is a text.*without encode_labels"),
+        r"^classification: column 'label' holds 0.5,.*: to predict numbers.* rename\({'label': 'labels'}\)"),
     ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
     ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
         r"'text' is null.*row 1\)"),

@@ -369,3 +369,22 @@ def test_columns_of_an_iterable_dataset_have_the_types_of_its_features(datasets)
     batch = next(iter(tp.from_hf(data).batch(10).collate(format="arrow")))
     assert batch.schema.field("x").type == pa.int64()
     assert batch.num_rows == 10
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_classes_of_a_split_are_as_many_as_its_features_name(
+    several: bool, datasets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = datasets.ClassLabel(names=["z", "y", "x", "w"])
+    features = {"text": datasets.Value("string"), "label": [label] if several else label}
+    rows = [
+        {"text": "a", "label": [1] if several else 1},
+        {"text": "b", "label": [2] if several else 2},
+    ]
+    data = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+    pipe = tp.recipe("classification", tp.from_hf(data), "bytes", train=False)
+    wanted = [[0, 1, 0, 0], [0, 0, 1, 0]] if several else [1, 2]
+    assert pipe.peek()["labels"].tolist() == wanted
+    if not several:
+        assert pipe.stats(0, labels="labels").labels["labels"] == {0: 0, 1: 1, 2: 1, 3: 0}
+    assert caplog.messages == []

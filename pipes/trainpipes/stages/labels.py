@@ -93,8 +93,8 @@ class LabelColumn:
                 way = "make texts of such numbers with map()"
                 rule = f"a label that is a number is below 2**63: {way}"
                 raise self.fail(place, f"holds {values[place]}, and {rule}")
-            rather = "a chain of stages without encode_labels(), not a recipe for classes"
-            way = f'numbers to predict need {rather}: rename() their column to "labels"'
+            rather = f"a chain of stages with rename({{{self.name!r}: 'labels'}})"
+            way = f"to predict numbers, write {rather} in place of encode_labels() or the recipe"
             raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
         return numbers
 
@@ -215,8 +215,12 @@ class EncodeLabels(RunStage, takes="columns"):
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
         count, out = self.num_classes, "leave such rows out with filter()"
         if isinstance(label, int) and self._stay:
-            known = f"they are 0 to {count - 1}"
-            problem = f"{label}, of {count:,} classes: {known}; give more, or {out}"
+            known = (
+                f"{count:,} classes: they are 0 to {count - 1}"
+                if count > 1
+                else "one class: it is 0"
+            )
+            problem = f"{label}, of {known}; give more, or {out}"
         elif isinstance(self.classes, int):
             problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
         else:
