@@ -359,3 +359,23 @@ def test_truncate_looks_at_rows_too_that_it_does_not_cut() -> None:
         numbers(rows.truncate(3, on_error="raise"))
     with pytest.warns(UserWarning, match="1 of 4 rows has no target"):
         assert numbers(rows.truncate(3)) == [0, 1, 2, 3]  # only of those that it cuts
+
+
+def padded(labels: list[list[int]], **options: Any) -> list[list[int]]:
+    table = pa.table({"chosen_labels": pa.array(labels, pa.list_(pa.int64()))})
+    batch = next(iter(tp.from_arrow(table).batch(2).pad_collate(**options)))
+    rows: list[list[int]] = batch["chosen_labels"].tolist()
+    return rows
+
+
+def test_labels_of_another_name_that_are_padded_into_the_loss_are_told_of() -> None:
+    labels = [[-100, 5, 6], [7]]
+    said = (
+        r"'chosen_labels' holds -100, as labels do, and is padded with 0, .* loss: "
+        r"pass columns={'chosen_labels': {'value': -100}}"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert padded(labels)[1] == [7, 0, 0]
+    assert padded(labels, columns={"chosen_labels": {"value": -100}})[1] == [7, -100, -100]
+    assert padded(labels, columns={"chosen_labels": {"value": 0}})[1] == [7, 0, 0]
+    assert padded([[-100, -3, 6], [7]])[1] == [7, 0, 0]

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+import torch
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, IntArray, Natural, Seed, column_names
@@ -318,3 +319,19 @@ def kept_columns(stages: Sequence[Stage]) -> set[str]:
         elif isinstance(stage, Rename):
             names = {stage.names.get(name, name) for name in names}
     return names
+
+
+def add_sequences(batch: dict[str, Any]) -> None:
+    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
+
+    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
+    >>> add_sequences(batch)
+    >>> batch["cu_seqlens"], batch["max_seqlen"]
+    (tensor([0, 2, 3, 4, 8], dtype=torch.int32), 4)
+    """
+    segments = batch["segment_ids"].numpy()
+    first = np.ones(segments.shape, dtype=np.bool_)
+    np.not_equal(segments[:, 1:], segments[:, :-1], out=first[:, 1:])
+    edges = np.append(np.flatnonzero(first), segments.size).astype(np.int32)
+    batch["cu_seqlens"] = torch.from_numpy(edges)
+    batch["max_seqlen"] = int(np.diff(edges).max(initial=0))

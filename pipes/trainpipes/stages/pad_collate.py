@@ -17,6 +17,7 @@ from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.columns.arrays import Array, gathered
 from trainpipes.columns.block import BadCell
+from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.run import Run
@@ -27,7 +28,8 @@ from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.options import declared_checks
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.stages.columns import CollatingStage, unbatched
-from trainpipes.stages.pack import Pack, kept_columns
+from trainpipes.stages.pack import Pack, add_sequences, kept_columns
+from trainpipes.stages.token_ids import warn_of_padded_labels
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
 
 #: Pad values that hold for any ``value``: masked places must not depend on the pad token.
@@ -141,8 +143,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
         truncation_side: "right" (the default) or "left": where longer rows are cut.
         value: pads ragged columns, but for "labels" (-100), "attention_mask" and "token_type_ids" (0), which
-            only ``columns`` changes. By default token ids get the pad token of the ``tokenize`` before
-            this stage, others 0. Must be given if a function tokenizes.
+            only ``columns`` changes, as it must for labels of other names. By default token ids get the pad
+            token of the ``tokenize`` before this stage, others 0. Must be given if a function tokenizes.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 on tokens) unless
             the rows have one. False for none, or a dict of ragged columns and the names of their
             masks.
@@ -388,14 +390,18 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         read_columns.check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
             return _even_writer(name, column.values, dtype)
-        rule = self._rule_of(name)
+        rule, value = self._rule_of(name), self._pad_value(name, dtype, column.values)
         rows = RaggedRows(
-            column.values, np.cumsum(lengths) - lengths, lengths, self._pad_value(name, dtype),
+            column.values, np.cumsum(lengths) - lengths, lengths, value,
             dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
             padding_side=rule.padding_side or self._side_below,
             truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
         )  # fmt: skip
         return _ragged_writer(name, rows, mask, length)
+
+    @made_once
+    def _looked_at(self) -> set[str]:
+        return set()
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
         column_dtype, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
@@ -409,15 +415,17 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         wide = padded and dtype.kind == "f" and dtype.itemsize > 2
         return np.dtype(np.float32) if wide else dtype
 
-    def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
+    def _pad_value(self, name: str, dtype: np.dtype[Any], values: Array) -> float:
         column_value = self._rules[name].value if name in self._rules else None
         value = FIXED.get(name, self.value) if column_value is None else column_value
         tokenize = self._id_columns.get(name)
-        if value is None and tokenize is not None and self._pack is not None:
-            value = self._pack.fill_id
-        elif value is None and tokenize is not None:
-            value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
+        if value is None and tokenize is not None:
+            who, way = f"{self}: column {name!r}", "pad_collate(value=...)"
+            value = tokenize.pads(who, way) if self._pack is None else self._pack.fill_id
         value = value or 0
+        if column_value is None and value != IGNORED and name not in self._looked_at:
+            self._looked_at.add(name)
+            warn_of_padded_labels(self, name, values, value)
         least, most = read_columns.limits(dtype)
         fits = least <= value <= most or (dtype.kind == "f" and not abs(value) < float("inf"))
         if not fits or (dtype.kind != "f" and value % 1):
@@ -482,19 +490,3 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
 def _wider(name: str, values: Array) -> str:
     """What keeps all numbers of a column."""
     return f"pass columns={{{name!r}: {{'dtype': torch.{values.dtype}}}}}"
-
-
-def add_sequences(batch: dict[str, Any]) -> None:
-    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
-
-    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
-    >>> add_sequences(batch)
-    >>> batch["cu_seqlens"], batch["max_seqlen"]
-    (tensor([0, 2, 3, 4, 8], dtype=torch.int32), 4)
-    """
-    segments = batch["segment_ids"].numpy()
-    first = np.ones(segments.shape, dtype=np.bool_)
-    np.not_equal(segments[:, 1:], segments[:, :-1], out=first[:, 1:])
-    edges = np.append(np.flatnonzero(first), segments.size).astype(np.int32)
-    batch["cu_seqlens"] = torch.from_numpy(edges)
-    batch["max_seqlen"] = int(np.diff(edges).max(initial=0))

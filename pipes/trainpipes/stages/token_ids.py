@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trainpipes._internal import checks
 from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
+from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import is_list, list_array
 from trainpipes.columns.block import Block
 from trainpipes.columns.packing import IGNORED
@@ -150,6 +151,15 @@ class AddLabels(RunStage, takes="columns"):
             labels[np.isin(values, self.ignore)] = IGNORED
         labelled = table.append_column("labels", list_array(labels, lengths))
         return run.with_block(block.with_data(labelled))
+
+
+def warn_of_padded_labels(stage: Stage, name: str, values: npt.NDArray[Any], pad: float) -> None:
+    """Warn where a column has -100, as labels do, and is padded with another value."""
+    below = values[values < 0] if values.dtype.kind == "i" else values[:0]
+    if len(below) and (below == IGNORED).all():  # of sound, other values are negative, too
+        said = f"{stage}: column {name!r} holds {IGNORED}, as labels do, and is padded with {pad}"
+        way = f"pass columns={{{name!r}: {{'value': {IGNORED}}}}}, or the value that is meant"
+        warn_once(f"{said}, which is in the loss: {way}")
 
 
 class Known(NamedTuple):
