@@ -219,7 +219,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class NormalizeColumns(RunStage, takes="columns"):
-    """Turn columns of numbers into float32 with mean 0 and deviation 1: ``(x - mean) / std``.
+    """Turn columns of numbers into float32 with mean 0 and deviation 1: ``(x - mean) / std``. ``collate``
+    makes float64 of all floats, ``collate(dtype=torch.float32)`` leaves them as they are.
 
     Numbers are integers, floats, bools, decimals, dates, times and durations, as ``collate`` takes them. A
     column whose values were all equal has ``std`` 0, and becomes ``x - mean``, which is 0 for these.
