@@ -252,6 +252,10 @@ REFUSED: list[tuple[Callable[[tp.Pipeline], Any], str]] = [
     (lambda p: p.filter(lambda row: True).windows(2), r"put filter\(\) after windows\(\)"),
     (lambda p: p.batch(2).windows(2), r"put batch\(\) after windows\(\)"),
     (lambda p: p.map(dict).windows(2), "gives Python objects: put functions on rows after windows"),
+    (
+        lambda p: tp.from_dataset([{"x": 1}]).windows(2),
+        r"objects: use from_arrow\(\), .* from_dataset\(schema=",
+    ),
     (lambda p: p.windows(0), r"windows\(length\) must be an integer of 1 or more"),
     (lambda p: p.windows(2, stride=0), r"windows\(stride\) must be an integer of 1 or more"),
     (lambda p: p.windows(2, within=5), r"windows\(within\) must be"),
@@ -281,7 +285,8 @@ def test_data_that_gives_no_windows_is_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"e": [1, 1, None], "x": [1, 2, 3]}), tmp_path / "x.parquet")
     rows = tp.from_arrow(pa.table({"e": [1, 1, 2], "x": [1, 2, 3]}))
     with pytest.raises(
-        tp.DataError, match=r"got 3, and the longest of 2 series has 2 rows: give a"
+        tp.DataError,
+        match=r"together, got 3, and the longest of 2 series has 2 rows: sort rows by series",
     ):
         list(rows.windows(3, within="e"))
     with pytest.raises(tp.DataError, match=r"'e' is null.*x.parquet, row group 0, row 2"):

@@ -208,10 +208,10 @@ class Windows(JoiningSource):
         super().check()
         (chain,) = self.chains
         if gives_objects(chain):
-            raise ConfigError(
-                f"windows() works on columns, and {chain[-1]} gives Python objects: put functions on rows "
-                "after windows(), or give the types of what they return by schema="
-            )
+            way = "put functions on rows after windows(), or give the types of what they return by schema="
+            if gives_objects(chain[:1]):
+                way = "use from_arrow(), or give types of columns, as by from_dataset(schema=pa.schema(...))"
+            raise ConfigError(f"windows() takes columns; {chain[-1]} gives Python objects: {way}")
 
     @locks.cached_property
     def step(self) -> int:
@@ -305,10 +305,10 @@ class WindowRows(RowSource):
     def _warn_of_short(self, sizes: IntArray) -> None:
         short = int(np.count_nonzero(sizes < self.stage.length))
         if short and short == len(sizes):
-            longest = f"the longest of {short:,} series has {sizes.max():,} rows"
             raise DataError(
-                f"windows(length) must be no more than the rows of a series, got {self.stage.length:,}, and "
-                f"{longest}: give a smaller length, or another column within=",
+                "windows(length) must be no more than the rows of a series that stand together, got "
+                f"{self.stage.length:,}, and the longest of {short:,} series has {sizes.max():,} rows: sort "
+                "rows by series first, or give a smaller length or another within=",
                 stage="windows()",
             )
         if short:
