@@ -423,6 +423,9 @@ def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:
     (row,) = tp.from_dataset(floats).normalize(0.5, 0.5)
     assert row["image"].tolist() == [[[0.5, 0.5], [0.5, 0.5]]]
     assert floats[0]["image"][0, 0, 0] == 0.75
+    of_255 = [{"image": np.full((1, 2, 2), 191.25, np.float32)}]
+    (row,) = tp.from_dataset(of_255).normalize(127.5, 127.5)
+    assert row["image"].tolist() == [[[0.5, 0.5], [0.5, 0.5]]]
 
 
 def test_images_of_bfloat16_are_normalized_in_rows_and_batches_alike() -> None:
@@ -559,10 +562,18 @@ def test_a_state_knows_a_transform_by_how_it_prints() -> None:
         (lambda p: p.collate().normalize(column="n"), r"of videos .B, T, C, H, W., got \[2\]"),
         (lambda p: p.collate(len).normalize(), "batches that are dicts of tensors, got int"),
         (lambda p: p.collate().normalize(mean=[0.5, 0.5]), "3 channels, and mean 2 values"),
+        (
+            lambda p: p.collate().normalize((123.7, 116.3, 103.5)),
+            r"mean must be up to 1, .*, got \(123.7, .* by 255",
+        ),
+        (
+            lambda p: p.collate().normalize(0, 255),
+            r"std must be up to 1, as uint8 is divided by 255 first, got 255",
+        ),
     ],
 )
 def test_wrong_batches_are_refused(make: Any, said: str) -> None:
-    with pytest.raises(tp.errors.DataError, match=said):
+    with pytest.raises((tp.DataError, tp.ConfigError), match=said):
         list(make(photos().batch(2)))
 
 

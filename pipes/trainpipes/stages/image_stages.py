@@ -17,7 +17,7 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.types import as_array
 from trainpipes.engine.calling import RowKey, row_words
 from trainpipes.engine.planning.row_names import unit
-from trainpipes.errors import DataError, shown
+from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.read_columns import blame, cell, each, refused
 from trainpipes.interfaces.stage import Stage, made_once
@@ -172,7 +172,8 @@ class Resize(ImageStage):
     Args:
         size: pixels of the shorter side, which keeps the aspect ratio; or (height, width).
         column: the image.
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased except "nearest".
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased except "nearest", which
+            masks need: the others mix the numbers of their classes.
 
     Raises:
         DataError: a row holds no image.
@@ -204,7 +205,8 @@ class Resize(ImageStage):
 class RandomCrop(RandomImageStage):
     """Crop each image ``[C, H, W]`` at a random place.
 
-    The place depends on seed, epoch and row alone: all images of a list have the same.
+    The place depends on seed, epoch, row and the ``random_crop`` stages before it: all images of a list
+    have the same.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -271,7 +273,8 @@ class RandomResizedCrop(RandomImageStage):
     """Crop a part of random size and shape out of each image, uint8 ``[C, H, W]``, and resize it.
 
     Follows torchvision's ``RandomResizedCrop`` (Szegedy et al., "Going deeper with convolutions",
-    2015, section 6). Draws depend on seed, epoch and row alone: all images of a list have the same.
+    2015, section 6). Draws depend on seed, epoch, row and the ``random_resized_crop`` stages before it:
+    all images of a list have the same, and the same interpolation: see ``resize``.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -331,8 +334,8 @@ class RandomResizedCrop(RandomImageStage):
 
 
 class Flip(RandomImageStage):
-    """Mirror some images ``[C, H, W]``. The choice depends on seed, epoch and row alone: all images of
-    a list are mirrored, or none.
+    """Mirror some images ``[C, H, W]``. The choice depends on seed, epoch, row and the ``flip`` stages
+    before it: all images of a list are mirrored, or none.
 
     Args:
         p: the probability of mirroring an image, 0 to 1.
@@ -379,6 +382,7 @@ class Normalize(ImageStage):
         column: the image.
 
     Raises:
+        ConfigError: a mean or deviation above 1, and images of integers.
         DataError: an image has another number of channels.
         SchemaError: batches have no such column of tensors.
 
@@ -422,10 +426,18 @@ class Normalize(ImageStage):
                 raise refused(self, f": an image has {got}", DataError)
         pixels: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
+            self._refuse_above_1(image.dtype)
             pixels /= np.float32(np.iinfo(image.dtype).max)
         pixels -= mean
         pixels /= std
         return pixels
+
+    def _refuse_above_1(self, dtype: np.dtype[Any]) -> None:
+        for name, values in zip(("mean", "std"), self._numbers, strict=True):
+            if values.max() > 1:
+                most = np.iinfo(dtype).max
+                got = f"up to 1, as {dtype} is divided by {most} first, got {self.options[name]}"
+                raise refused(self, f": {name} must be {got}: divide it by {most}", ConfigError)
 
     def _of_batch(self, batch: Any) -> Any:
         if not isinstance(batch, Mapping):
