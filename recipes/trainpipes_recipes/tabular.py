@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from trainpipes import (
 from trainpipes_recipes.inputs import LABELS, Input, documented, whole_number
 
 __all__ = ["Stacked", "tabular"]
+
+log = logging.getLogger("trainpipes")
 
 #: How the types of columns begin that are numbers, categories, or lists of categories.
 NUMBERS = (
@@ -127,7 +130,10 @@ def tabular(
     every = data.rows()
     types = every.explain(world_size=1).columns
     numbers, categories = ([n] if isinstance(n, str) else n for n in (numbers, categories))
+    by_type = numbers is None or categories is None
     numbers, categories, lists = _features(types, label, numbers, categories)
+    if by_type:
+        log.info("tabular takes numbers from %.500s, categories from %.500s", numbers, categories)
     beside = _columns_of(valid) if isinstance(valid, list | tuple) else []
     beside += [key] if isinstance(key, str) else list(key or ())
     beside += [weights] if isinstance(weights, str) else []

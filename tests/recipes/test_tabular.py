@@ -284,3 +284,13 @@ def test_structs_are_left_out_of_tables_and_of_rows_alike() -> None:
         assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
             "numbers": [4, 1], "categories": [4, 1], "labels": [4],
         }  # fmt: skip
+
+
+def test_columns_taken_by_their_types_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rows = tp.from_dataset([{"id": n, "city": "ab"[n % 2], "label": n % 2} for n in range(4)])
+    options: dict[str, Any] = {"batch_size": 2, "num_shards": 1}
+    with caplog.at_level("INFO", "trainpipes"):
+        tabular(rows, label="label", numbers=["id"], categories=["city"], **options)
+        assert caplog.messages == []
+        tabular(rows, label="label", **options)
+    assert caplog.messages == ["tabular takes numbers from ['id'], categories from ['city']"]

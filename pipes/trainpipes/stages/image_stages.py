@@ -412,6 +412,11 @@ class Normalize(ImageStage):
         mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in by_channel)
         return mean, std
 
+    @made_once
+    def _above_1(self) -> str | None:
+        names = zip(("mean", "std"), self._numbers, strict=True)
+        return next((name for name, values in names if values.max() > 1), None)
+
     def process(self, run: Run) -> Run:
         if run.items is None:
             return super().process(run)
@@ -426,18 +431,15 @@ class Normalize(ImageStage):
                 raise refused(self, f": an image has {got}", DataError)
         pixels: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
-            self._refuse_above_1(image.dtype)
+            if self._above_1:
+                most, got = np.iinfo(image.dtype).max, self.options[self._above_1]
+                rule = f"up to 1, as {image.dtype} is divided by {most} first, got {got}"
+                way = f"divide it by {most}"
+                raise refused(self, f": {self._above_1} must be {rule}: {way}", ConfigError)
             pixels /= np.float32(np.iinfo(image.dtype).max)
         pixels -= mean
         pixels /= std
         return pixels
-
-    def _refuse_above_1(self, dtype: np.dtype[Any]) -> None:
-        for name, values in zip(("mean", "std"), self._numbers, strict=True):
-            if values.max() > 1:
-                most = np.iinfo(dtype).max
-                got = f"up to 1, as {dtype} is divided by {most} first, got {self.options[name]}"
-                raise refused(self, f": {name} must be {got}: divide it by {most}", ConfigError)
 
     def _of_batch(self, batch: Any) -> Any:
         if not isinstance(batch, Mapping):
