@@ -435,7 +435,7 @@ class Normalize(ImageStage):
                 most, got = np.iinfo(image.dtype).max, self.options[self._above_1]
                 rule = f"up to 1, as {image.dtype} is divided by {most} first, got {got}"
                 way = f"divide it by {most}"
-                raise refused(self, f": {self._above_1} must be {rule}: {way}", ConfigError)
+                raise ConfigError(f"{self}: {self._above_1} must be {rule}: {way}", stage=str(self))
             pixels /= np.float32(np.iinfo(image.dtype).max)
         pixels -= mean
         pixels /= std
