@@ -192,8 +192,8 @@ class _PairsMixin(PipelineDatasetsMixin):
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """As TRL says, which would gather as many rows of each rank, where the last batch has fewer."""
         gather, rows = self.accelerator.gather, inputs["input_ids"].shape[:1]
-        sizes = [0]
-        if self._training is not None and self.model.training:
+        sizes, several = [0], self.accelerator.num_processes > 1
+        if several and self._training is not None and self.model.training:
             sizes = gather(torch.tensor(rows, device=self.accelerator.device)).tolist()
         if len({*sizes}) == 1:
             return super().compute_loss(model, inputs, *arguments, **options)

@@ -212,11 +212,11 @@ class JoinedRows(RowSource):
         for number, lane in enumerate(self.lanes):
             inputs, row_below = lane.inputs_of(int(self.edges[block]) + row)
             for place in inputs.places_of(row_below):
-                source = f"{number}" + (f"/{place.source}" if place.source else "")
-                beside = self.stage.beside
-                places.append(
-                    replace(place, source=source) if beside else self._counted(place, block, row)
-                )
+                if self.stage.beside:
+                    source = f"{number}" + (f"/{place.source}" if place.source else "")
+                    places.append(replace(place, source=source))
+                else:
+                    places.append(self._counted(place, block, row))
         return places
 
     def _counted(self, place: Place, block: int, row: int) -> Place:
