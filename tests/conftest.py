@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from forked import in_child
 from resuming import EVERYWHERE
 from torch_settings import torch_as_before
+from trainpipes._internal import messages, pool
 
 NEVER_BY_ITSELF = ("slow", "nightly")
 GOLDEN = Path(__file__).parent / "golden"
@@ -181,6 +182,16 @@ def workers_that_are_garbage_end() -> Iterator[None]:
     yield
     if set(multiprocessing.active_children()) - before:
         gc.collect()
+
+
+@pytest.fixture
+def nothing_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has warnings come that this process has given, once the threads of earlier tests have done their
+    tasks: one of these may be about to warn."""
+    deadline = time.monotonic() + 10
+    while any(running._running for running in list(pool._pools)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    monkeypatch.setattr(messages, "_warned", set())
 
 
 @pytest.fixture

@@ -39,9 +39,8 @@ STRANGER = 12_345
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_warned_of: None) -> Path:
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
-    monkeypatch.setattr(warn_once, "_warned", set())
     return tmp_path / "kept"
 
 

@@ -19,7 +19,6 @@ import trainpipes as tp
 from drawn import examples
 from laws import Whole, given_by
 from ranks import Leg, Reads
-from trainpipes._internal import messages
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
 
@@ -176,8 +175,7 @@ def test_a_run_goes_on_on_any_number_of_ranks(
         m = state["batches"]
 
 
-def test_a_warning_says_what_it_costs_and_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_warned", set())
+def test_a_warning_says_what_it_costs_and_what_would_do(nothing_warned_of: None) -> None:
     cases = {
         (24, 7): "7 ranks do not divide num_shards=24: each reads 24 shards where 4 would do; "
         "num_shards=21 or 28 would",

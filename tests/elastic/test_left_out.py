@@ -14,7 +14,6 @@ import pytest
 
 import trainpipes as tp
 from ranks import ENDED, Leg, Reads
-from trainpipes._internal import messages
 
 
 def rows(number: int = 1779) -> tp.Pipeline:
@@ -95,9 +94,8 @@ def test_a_filter_that_leaves_a_shard_no_row_is_named(caplog: pytest.LogCaptureF
 
 
 def test_where_nothing_comes_at_all_that_is_said(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, nothing_warned_of: None
 ) -> None:
-    monkeypatch.setattr(messages, "_warned", set())
     pipe = rows().filter(lambda row: False).sharding_filter(12).batch(4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

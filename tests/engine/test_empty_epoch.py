@@ -15,15 +15,11 @@ import pytest
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
-from trainpipes._internal.messages import _warned
 from trainpipes.interfaces.held import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, most_empty
 from trainpipes.nodes import Filter, FromArrow
 from trainpipes.order.layout import Layout
 
-
-@pytest.fixture(autouse=True)
-def _nothing_said_yet() -> None:
-    _warned.clear()
+pytestmark = pytest.mark.usefixtures("nothing_warned_of")
 
 
 def table(rows: int = 97) -> pa.Table:

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes._internal import messages
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,9 @@ def test_it_says_who_gets_what(files):
     assert "held by each worker" in str(said)
 
 
-def test_a_world_size_that_does_not_divide_is_warned_of_and_holds_what_it_reads(files, monkeypatch):
-    monkeypatch.setattr(messages, "_warned", set())
+def test_a_world_size_that_does_not_divide_is_warned_of_and_holds_what_it_reads(
+    files, nothing_warned_of
+):
     with pytest.warns(UserWarning, match="5 ranks do not divide num_shards=12"):
         said = pipeline(files).explain(world_size=5)
     assert said.num_batches == 75

@@ -14,9 +14,10 @@ import torch
 import trainpipes as tp
 from every_recipe import small_tokenizer
 from resuming import check_resume
-from trainpipes._internal import messages as warn_once
 from trainpipes.prepare import tokenize
 from trainpipes.testing import digest
+
+pytestmark = pytest.mark.usefixtures("nothing_warned_of")
 
 SMALL: dict[str, Any] = {"num_shards": 4, "buffer_size": 16, "batch_size": 4}
 #: Every fourth prompt is short: the others fill ``max_length``.
@@ -51,11 +52,6 @@ RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
     "preference": (recipe("preference"), CHOICES),
     "sft / evaluated": (recipe("sft", train=False), PAIRS),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_warned", set())
 
 
 def written(rows: list[dict[str, Any]], folder: Path) -> str:

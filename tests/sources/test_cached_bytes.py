@@ -47,9 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch, nothing_warned_of: None) -> None:
     monkeypatch.setattr(remote_bytes, "CHUNK", 10_000)
-    monkeypatch.setattr(messages, "_warned", set())
 
 
 def in_batches(files: tp.Pipeline) -> tp.Pipeline:

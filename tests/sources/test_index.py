@@ -20,7 +20,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from every_format import FORMATS, opened, table
-from trainpipes._internal import messages
 from trainpipes.cache import kept_file
 from trainpipes.sources.files import index_store
 from trainpipes.sources.files.decoded_files import DecodedFiles
@@ -43,10 +42,9 @@ FILES = 6
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_warned_of: None) -> Path:
     """The folder of the cache."""
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
-    monkeypatch.setattr(messages, "_warned", set())
     return tmp_path / "kept"
 
 

@@ -25,7 +25,6 @@ import torch
 import trainpipes as tp
 from forked import Child
 from trainpipes import ConfigError, Pipeline, SchemaError
-from trainpipes._internal import messages as warn_once
 from trainpipes.cache import kept_file
 from trainpipes.cache.kept_file import locked
 from trainpipes.interfaces.stage_kinds import Rows, TableStage
@@ -51,11 +50,10 @@ def write(path: Path, first: int, rows: int = 110, word: str = "row") -> None:
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_warned_of: None) -> Path:
     """A cache of its own for each test."""
     folder = tmp_path / "kept"
     monkeypatch.setenv("TRAINPIPES_CACHE", str(folder))
-    monkeypatch.setattr(warn_once, "_warned", set())
     return folder
 
 

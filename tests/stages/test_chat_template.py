@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-import trainpipes._internal.messages as warned
 from every_stage import chat_tokenizer
 from forked import Child
 from trainpipes.testing import digest
@@ -381,10 +380,7 @@ def test_text_is_what_transformers_writes_by_the_template(template: str) -> None
     assert Chat(tokenizer, template).write(TALK).text == expected
 
 
-def test_a_template_that_writes_the_date_is_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(warned, "_warned", set())
+def test_a_template_that_writes_the_date_is_warned_of_once(nothing_warned_of: None) -> None:
     dated = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}" + MARKED
     pipe = rows(TALK).chat_template(chat_tokenizer(), template=dated)
     with pytest.warns(

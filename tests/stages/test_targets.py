@@ -17,8 +17,9 @@ import torch
 import trainpipes as tp
 from every_stage import chat_tokenizer
 from resuming import check_resume
-from trainpipes._internal import messages as warn_once
 from trainpipes.stages.tokenizing import TokenizedBy
+
+pytestmark = pytest.mark.usefixtures("nothing_warned_of")
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
 PAIRS = [{"prompt": f"{k} " * (60 if k % 4 else 2), "response": f" {k}", "n": k} for k in range(64)]
@@ -52,11 +53,6 @@ STAGES: dict[str, tuple[list[dict[str, Any]], Callable[[tp.Pipeline, Any], tp.Pi
     "chat_template": (CHATS, chatted, "raise max_length=60"),
     "truncate": (IDS, truncated, "raise max_length=32"),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_warned", set())
 
 
 @pytest.fixture

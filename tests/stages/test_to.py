@@ -19,11 +19,12 @@ from torchdata.nodes import Loader as NodeLoader
 import trainpipes as tp
 from fake_device import Batch as FakeBatch
 from fake_device import FakeDevice
-from trainpipes._internal.messages import _warned
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle, node_of
 from trainpipes.stages.device import To, map_tensors, recorded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+pytestmark = pytest.mark.usefixtures("nothing_warned_of")
 
 
 def batches(rows: int = 40, shards: int = 4) -> tp.Pipeline:
@@ -125,7 +126,6 @@ def test_an_error_comes_where_it_would_have_come() -> None:
 
 
 def test_workers_of_a_plain_loader_pass_it_over_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    _warned.clear()
     pipe = batches().to("meta")
     info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=pipe)
     with monkeypatch.context() as patched:  # in a worker, its warnings would be its own
@@ -142,7 +142,6 @@ def test_workers_of_a_plain_loader_pass_it_over_and_say_so(monkeypatch: pytest.M
 def test_pin_and_to_without_an_accelerator_say_so(recwarn: pytest.WarningsRecorder) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    _warned.clear()
     for _ in range(2):
         list(batches().pin().to("cpu"))
     notices = [str(w.message) for w in recwarn if "pin()" in str(w.message)]
@@ -327,7 +326,6 @@ def test_pin_calls_each_dense_tensor_of_the_cpu(name: str, monkeypatch: pytest.M
 
 
 def test_pin_leaves_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    _warned.clear()
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
     pipe = tp.from_tensors(x=torch.arange(2)).batch(2).collate().pin()
@@ -451,7 +449,6 @@ def test_without_a_number_it_is_the_current_device(
 def test_a_rank_on_anothers_device_is_told(
     fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _warned.clear()
     fake.devices = 8
     monkeypatch.setenv("LOCAL_RANK", "3")
     said = r"current device, cuda:0, and LOCAL_RANK is 3: call torch.cuda.set_device\(3\) before"
