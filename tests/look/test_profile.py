@@ -201,8 +201,10 @@ def test_a_series_over_time() -> None:
     json.dumps([run.to_dict(), series])
 
 
-def test_a_wait_is_in_the_series_while_it_goes_on() -> None:
-    loader = tp.Loader(rows(20).map(lambda row: time.sleep(0.05) or row).batch(20), threads=0)
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_a_wait_is_in_the_series_while_it_goes_on(is_torchs: bool) -> None:
+    pipe = rows(20).map(lambda row: time.sleep(0.05) or row).batch(20)
+    loader: Any = DataLoader(pipe, batch_size=None) if is_torchs else tp.Loader(pipe, threads=0)
     with tp.profile(loader) as run:
         list(loader)
     within = [point["waited"] for point in run.series[1:-1]]
@@ -268,10 +270,14 @@ def test_one_at_a_time_and_once() -> None:
 
 
 def test_an_error_within_ends_it() -> None:
-    loader = tp.Loader(rows().batch(8))
-    with pytest.raises(ZeroDivisionError), tp.profile(loader):
-        1 / 0  # noqa: B018
-    assert not activity.is_on
+    pipe = rows().batch(8)
+    for loader in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
+        kind = type(iter(loader)).__mro__[-2]
+        before = kind.__next__, DataLoader.__iter__
+        with pytest.raises(ZeroDivisionError), tp.profile(loader):
+            assert 1 / (before == (kind.__next__, DataLoader.__iter__))
+        assert before == (kind.__next__, DataLoader.__iter__)
+        assert not activity.is_on
 
 
 SCRIPT = """

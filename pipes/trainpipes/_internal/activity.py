@@ -230,9 +230,9 @@ def group_of(thread: str) -> str:
 class ActivitySampler(threading.Thread):
     """Sets ``activity`` to work, and samples until ``stop``. ``every``: called after each sample."""
 
-    def __init__(self, every: Callable[[float], None] | None = None, tick: float = TICK) -> None:
+    def __init__(self, every: Callable[[float], None] | None = None) -> None:
         super().__init__(name="profile", daemon=True)
-        self._every, self._tick = every, tick
+        self._every = every
         self._over = Flag()
         self._lock = threading.Lock()
         self._labels: dict[Any, str] = {}
@@ -262,12 +262,12 @@ class ActivitySampler(threading.Thread):
             self.join(1.0)
 
     def run(self) -> None:
-        due, looked = perf_counter() + self._tick, 0.0
+        due, looked = perf_counter() + TICK, 0.0
         while not self._over.wait(max(0.0, due - perf_counter())):
             now = perf_counter()
             self._samples += 1
             self._late += now - due > LATE
-            due = max(due + self._tick, now + self._tick / 4)
+            due = max(due + TICK, now + TICK / 4)
             if now - looked > SYSTEM:
                 self._look_at_system()
                 looked = now

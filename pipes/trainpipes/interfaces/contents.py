@@ -110,7 +110,9 @@ class Contents:
         self._where = [name]
         try:
             with warnings.catch_warnings():  # of objects that soon can no more be pickled
-                warnings.simplefilter("ignore")
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # not what other threads warn of
                 return self.of(value)
         except Exception as error:  # looking at an object may call code of its class
             if not self._strict:

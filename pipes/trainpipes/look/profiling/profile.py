@@ -12,10 +12,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
+
+from torch.utils.data import DataLoader
 
 from trainpipes._internal import activity
 from trainpipes._internal.locks import cached_property
@@ -35,15 +38,9 @@ __all__ = ["Profile", "profile"]
 
 #: Points of the time series, at most, and seconds between them at first; then twice as many seconds.
 MOST_POINTS, FIRST_STEP = 600, 0.2
-#: Where the iterator has clocks of its own, samples between two looks at whether the loop waits.
-SELDOM = 3
-#: Seconds between two samples where the stack of the thread that iterates tells whether it waits.
-FRAMES = 0.02
 #: Batches that are looked at: the first so many, then every so many-th.
 LOOKED_AT, THEN_ONE_OF = 16, 64
-#: Methods in which a loop waits for data, of these modules.
-WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
-OURS = EpochIterator.__module__
+#: Modules of torch's loaders, in whose methods a loop waits for data.
 TORCHS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 #: The profile that is taken in this process; changed with the lock.
 _running: Profile | None = None
@@ -95,13 +92,17 @@ class Profile(Printed):
         self._points: list[tuple[float, float, activity.Counts]] = []
         self._step = FIRST_STEP
         self._sampler: activity.ActivitySampler | None = None
-        self._began = self._seconds = self._sampled = self._clock = self._exact = self._others = 0.0
+        self._began = self._seconds = self._timed = self._exact = self._others = 0.0
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
-        self._cells = self._padding = self._seen = self._ticks = 0
+        self._cells = self._padding = self._seen = 0
         self._lengths: Counter[int] = Counter()
         self._sizes: Counter[int] = Counter()
         self._states: dict[Any, float] = {}
+        #: When a wait began that goes on, and the seconds waited until then.
+        self._going: tuple[float, float] | None = None
+        #: Methods that are timed, as they were.
+        self._methods: list[tuple[type, str, Any]] = []
         #: Where workers of a plain DataLoader write, and their pipeline's numbers.
         self._folder: Path | None = None
         self._passes = pipeline._iteration.passes
@@ -126,7 +127,7 @@ class Profile(Printed):
 
     def _begin(self) -> None:
         self._main = threading.get_ident()
-        self._began = self._drawn = self._looked = self._asked = perf_counter()
+        self._began = self._drawn = self._asked = perf_counter()
         if self._iteration is not None:
             iterations = {self._iteration, *self._iteration.derived}
             self._states = {iteration: iteration.wait_seconds for iteration in iterations}
@@ -140,8 +141,10 @@ class Profile(Printed):
             self._folder.mkdir(mode=0o700)
             self._passes.now.profile = number
         activity.observer = self._observe
-        tick = FRAMES if self._iteration is None else activity.TICK
-        self._sampler = activity.ActivitySampler(self._tick, tick)
+        for kind, name in _torchs() if self._iteration is None else [(EpochIterator, "__next__")]:
+            self._methods.append((kind, name, vars(kind)[name]))
+            setattr(kind, name, self._timing(vars(kind)[name]))
+        self._sampler = activity.ActivitySampler(self._tick)
         self._sampler.begin()
 
     def __exit__(
@@ -165,6 +168,8 @@ class Profile(Printed):
         global _running
         try:
             activity.observer = None
+            for kind, name, method in self._methods:
+                setattr(kind, name, method)
             if self._sampler is not None:
                 self._sampler.stop()
             self._passes.now.profile = 0
@@ -175,45 +180,55 @@ class Profile(Printed):
 
     # Counting
 
-    def _own_wait(self) -> float:
-        """Seconds by the clocks of the iterators, also of loaders that a trainer has made meanwhile."""
+    def _timing(self, method: Any) -> Any:
+        """The method of a loader or an iterator, which says how long the loop's thread is in it. The stack of
+        a thread that goes on cannot be read instead: in Python 3.11 its frames may be gone meanwhile.
+        """
+
+        @wraps(method)
+        def timed(waits_for: Any, *args: Any, **more: Any) -> Any:
+            if self._going or threading.get_ident() != self._main or not self._is_ours(waits_for):
+                return method(waits_for, *args, **more)
+            begun = perf_counter()
+            self._going = begun, self._ended_waits()
+            try:
+                return method(waits_for, *args, **more)
+            finally:
+                self._timed += perf_counter() - begun
+                self._going = None
+                if self._first is None and method.__name__ == "__next__":
+                    self._first = self._ended_waits()
+
+        return timed
+
+    def _is_ours(self, iterator: Any) -> bool:
+        """Whether it is of the loader, or of one that a trainer has made meanwhile."""
         if self._iteration is None:
-            return 0.0
+            return True
+        iteration = iterator._iteration
+        return iteration in self._states or any(
+            iteration is each for each in self._iteration.derived
+        )
+
+    def _ended_waits(self) -> float:
+        """Seconds in waits that have ended: by the clocks of our iterators, or as torch's were timed."""
+        if self._iteration is None:
+            return self._timed
         for iteration in {self._iteration, *self._iteration.derived}:
             self._states.setdefault(iteration, 0.0)
         return sum((each.wait_seconds - start for each, start in self._states.items()), 0.0)
 
+    def _waited(self) -> float:
+        """Seconds, with those of a wait that goes on."""
+        going, ended = self._going, self._ended_waits()
+        return ended if going is None else max(ended, going[1] + perf_counter() - going[0])
+
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
-        self._ticks += 1
-        waited, is_ours = self._own_wait(), self._iteration is not None
-        if waited != self._clock:  # a wait has ended, which clocks have counted
-            self._sampled, self._clock, self._looked = 0.0, waited, now
-        if not is_ours or self._ticks % SELDOM == 0:
-            waits = self._is_waiting(sys._current_frames().get(self._main))
-            keeps = waits or not is_ours
-            self._sampled = (self._sampled + (now - self._looked) * waits) * keeps
-            self._looked = now
-            if self._first is None and not is_ours and self._sampled and not waits:
-                self._first = self._sampled
-        if self._first is None and waited > 0:
-            self._first = waited
+        if self._first is None and self._iteration is not None:  # its loop may be in any thread
+            self._first = self._ended_waits() or None
         if now - self._drawn >= self._step:
             self._draw(now)
-
-    def _is_waiting(self, frame: FrameType | None) -> bool:
-        modules = (OURS,) if self._iteration is not None else (OURS, *TORCHS)
-        # In Python 3.11 it may be gone, and something else in its place, as its thread goes on.
-        while isinstance(frame, FrameType):
-            if frame.f_code.co_name in WAITS and frame.f_globals.get("__name__") in modules:
-                return True
-            frame = frame.f_back
-        return False
-
-    def _waited(self) -> float:
-        """By the iterator's clocks, and by samples for a wait that goes on, which they have not counted."""
-        waited = self._own_wait()
-        return waited + self._sampled * (waited == self._clock)
 
     def _start(self) -> float:
         """When it first waited less than half of the time, over four points: seconds."""
@@ -231,7 +246,7 @@ class Profile(Printed):
                 return
             counts = self._sampler.take()
             self._counts.add(counts)
-            waited_until_now = max(self._exact, self._waited())  # samples may have counted too much
+            waited_until_now = max(self._exact, self._waited())
             waited, self._exact = waited_until_now - self._exact, waited_until_now
             workers = activity.Counts()
             while activity.from_workers:
@@ -356,6 +371,16 @@ class Profile(Printed):
 
     def __str__(self) -> str:
         return super().__str__() if self._began else "profile: nothing was run yet"
+
+
+def _torchs() -> Iterator[tuple[type, str]]:
+    """The methods of torch's loaders and their iterators in which a loop waits."""
+    for module in TORCHS:
+        for kind in list(vars(sys.modules.get(module, object)).values()):
+            if isinstance(kind, type) and kind.__module__ == module:
+                name = "__iter__" if issubclass(kind, DataLoader) else "__next__"
+                if name in vars(kind):
+                    yield kind, name
 
 
 def _merged(
