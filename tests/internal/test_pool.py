@@ -22,6 +22,7 @@ import pytest
 import trainpipes as tp
 from interpreters import python
 from trainpipes._internal import locks
+from trainpipes._internal import pool as pools
 from trainpipes._internal.pool import Pool, Priority, default_threads, waits_for_server
 
 
@@ -404,3 +405,53 @@ def test_tasks_that_come_one_after_the_other_each_get_a_thread() -> None:
         for future in [pool.submit(partial(both.wait, 5)) for _ in range(2)]:
             future.result(wait=True)
         pool.close()
+
+
+def test_a_pool_works_where_there_can_be_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that starts another one does its work."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(locks.LateThread, "start", refused, raising=False)
+    alone = Pool(1, shares=False)
+    task = alone.submit(threading.get_ident)
+    assert task.finished.wait(60)
+    assert alone.result(task) != threading.get_ident()
+    alone.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_functions_in_threads_may_fork_at_the_same_time(pool: Pool) -> None:
+    inner, both = Pool(2, shares=False, within=True), threading.Barrier(2)
+
+    def fork() -> int:
+        both.wait(60)
+        return subprocess.run(["true"], preexec_fn=os.setsid).returncode
+
+    def wait_for_two() -> list[int]:
+        return [inner.result(task) for task in [inner.submit(fork) for _ in range(2)]]
+
+    begun = time.monotonic()
+    for _ in range(2):
+        assert pool.submit(wait_for_two).result(wait=True) == [0, 0]
+    assert time.monotonic() - begun < pools.PATIENCE
+    inner.join()
+
+
+def test_the_end_waits_for_threads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "PATIENCE", 1.5)
+    busy, hold, begun = Pool(4), threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        hold.wait(60)
+
+    for _ in range(4):
+        busy.submit(work)
+    assert all(begun.acquire(timeout=60) for _ in range(4))
+    before = time.monotonic()
+    busy.join()
+    hold.set()
+    assert time.monotonic() - before < 4

@@ -235,8 +235,15 @@ def start_all(threads: deque[LateThread]) -> None:
 
 
 def _start_next(threads: deque[threading.Thread] | deque[LateThread]) -> None:
-    with suppress(IndexError, RuntimeError):  # another thread was there; the interpreter ends
-        threads.popleft().start()
+    try:
+        thread = threads.popleft()
+    except IndexError:  # another thread was there
+        return
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "shutdown" not in str(error):  # there can be no more threads: this one does its work
+            thread.run()
 
 
 def wait_for(flag: Flag) -> None:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -30,6 +30,7 @@ MOST_THREADS = 8
 MOST_WAITING = 8
 #: Seconds that a fork, or the interpreter's end, waits for running tasks.
 PATIENCE = 30.0
+ELSEWHERE = "an iterator that another process has begun cannot go on in a fork of it; begin another one here"
 
 
 def default_threads() -> int:
@@ -64,7 +65,7 @@ class Future:
         self._tell = tell
         self.finished = locks.Flag()
         self._result: Any = None
-        self.begun = False
+        self.begun = 0  # in which of its pool's processes; 0 if not
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -121,11 +122,10 @@ class Pool:
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._to_start: deque[locks.LateThread] = deque()  # of these
-        self._running = 0
+        self._running = self._reading_ahead = 0
         self._waiting = 0  # for a server, of those that run
-        self._reading_ahead = 0
-        self._paused = False
-        self._closed = False
+        self._forking, self._process = 0, 1  # of those that run, too; a fork is another one
+        self._paused = self._closed = False
         _pools.add(self)
 
     def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Future:
@@ -166,7 +166,7 @@ class Pool:
                     continue
                 future = self._tasks[priority].popleft()
                 mine = not future.begun
-                future.begun = True
+                future.begun = self._process
                 self._running += 1
                 self._reading_ahead += priority is Priority.READING_AHEAD
             if mine:
@@ -218,12 +218,14 @@ class Pool:
             with self._lock:
                 alone = self._closed or not self._alive
                 if not future.begun and (self.shares or alone):
-                    future.begun = mine = True
+                    future.begun, mine = self._process, True
                 elif not future.begun:
                     self._put_first(future)
+                elif future.begun != self._process and not future.done:
+                    raise RuntimeError(ELSEWHERE)
             if not mine:
                 self._start()
-                with doing(self.waiting):
+                with waits() if self.within else doing(self.waiting):  # a task may fork
                     return future.result(wait=True)
         return future.result()
 
@@ -247,16 +249,11 @@ class Pool:
     def is_alive(self) -> bool:
         return bool(self._alive)
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
-
     def pause(self) -> None:
         """Wait until nothing runs, before a fork: a child must not inherit a held lock."""
-        is_worker = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-        self._wait_until(lambda: self._running - self._waiting <= is_worker)
+        self._wait_until(lambda: self._running - self._waiting <= self._forking)
 
     def resume(self) -> None:
         with self._lock:
@@ -268,17 +265,17 @@ class Pool:
         """In a child: the threads stayed behind."""
         self._lock, self._tasks_come, self._changed = threading.RLock(), locks.Bell(), locks.Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
-        self._alive, self._running, self._waiting = [], 0, 0
-        self._to_start = deque()
-        self._reading_ahead = 0
-        self._paused = False
+        self._alive, self._running, self._waiting, self._forking = [], 0, 0, 0
+        self._process += 1
+        self._to_start, self._reading_ahead, self._paused = deque(), 0, False
 
-    def join(self) -> None:
+    def join(self, end: float | None = None) -> None:
         """Close, and wait for the threads: a thread that outlives the interpreter would abort the process."""
         self.close()
+        end = monotonic() + PATIENCE if end is None else end
         for thread in self._alive:
             if thread.ident is not None:  # it was started
-                thread.join(PATIENCE)
+                thread.join(max(0.0, end - monotonic()))
 
     def begin_wait(self) -> None:
         """A task of this thread waits and holds no lock: a fork need not wait for it."""
@@ -420,6 +417,8 @@ def is_of_pool() -> bool:
 
 
 _pools: locks.Living[Pool] = locks.Living()
+#: Held by the thread that forks: what it has paused goes on afterwards.
+_forks = locks.ForkLock()
 #: This thread's pool.
 _own = threading.local()
 
@@ -455,7 +454,18 @@ def waits_for_server() -> Iterator[None]:
         pool.end_server_wait()
 
 
+def _count_fork(by: int) -> None:
+    """A task of this thread forks, so that no other thread that forks need wait for it; or has forked."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is not None:
+        with pool._lock:
+            pool._forking += by
+            pool._changed.ring()
+
+
 def _before_fork() -> None:
+    _count_fork(1)
+    _forks.__enter__()
     for pool in sorted(_pools, key=lambda pool: pool.within):
         if pool.is_alive and pool.pauses:
             pool.pause()
@@ -463,8 +473,11 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for pool in list(_pools):
-        if pool.is_paused:
+        if pool._paused:
             pool.resume()
+    with suppress(RuntimeError):  # Ctrl-C came before
+        _forks.release()
+    _count_fork(-1)
 
 
 def _after_fork_in_child() -> None:
@@ -474,8 +487,9 @@ def _after_fork_in_child() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    for pool in list(_pools):
-        pool.join()
+    end = monotonic() + PATIENCE
+    for pool in sorted(_pools, key=lambda pool: pool.within):
+        pool.join(end)
 
 
 if hasattr(os, "register_at_fork"):
