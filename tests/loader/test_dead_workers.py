@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import os
@@ -26,6 +27,8 @@ import torch
 
 import trainpipes as tp
 from interpreters import python
+from trainpipes.engine.processes.channel import Channel
+from trainpipes.engine.processes.stage_calls import StageCall
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -136,6 +139,62 @@ def test_a_batch_at_which_workers_die_again_and_again_is_named_and_the_run_goes_
     other = tp.Loader(pipeline(plain))
     other.load_state_dict(loader.state_dict())
     assert [*found, *numbers(iter(other))] == WHOLE
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("running", [0, 1])
+def test_where_no_worker_can_be_started_in_place_of_a_dead_one_the_run_says_so(
+    running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, forks = os.fork, iter(range(running))
+
+    def refused() -> int:
+        if next(forks, None) is None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refused)
+    pipe = pipeline(partial(crash, "SIGKILL"))
+    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="fork")
+    said = (
+        r"^Loader\(num_workers\): a worker cannot be started \(OSError: .*Cannot allocate memory\)"
+    )
+    with pytest.raises(tp.WorkerError, match=said) as e:
+        list(loader)
+    assert "row 200" not in str(e.value)
+    e.value.with_traceback(None)
+    del e
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.timeout(120)
+def test_an_error_in_what_is_done_at_a_death_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageCall, "where", lambda *_: 1 // 0)
+    pipe = pipeline(partial(crash, "SIGKILL"))
+    with pytest.raises(ZeroDivisionError) as e:
+        list(tp.Loader(pipe, num_workers=1, multiprocessing_context="fork"))
+    e.value.with_traceback(None)
+    del e
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_without_memory_for_what_it_is_sent_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    receive, parent, mark = Channel.receive, os.getpid(), tmp_path / "mark"
+
+    def short(channel: Channel) -> Any:
+        message = receive(channel)
+        if os.getpid() != parent and not mark.exists():
+            mark.touch()
+            raise MemoryError
+        return message
+
+    monkeypatch.setattr(Channel, "receive", short)
+    loader = tp.Loader(pipeline(plain), num_workers=1, multiprocessing_context="fork")
+    assert [*numbers(iter(loader))] == WHOLE
+    assert "has ended with exit code 1" in caplog.text
 
 
 def crash_of_columns(how: str, columns: pa.Table) -> pa.Table:

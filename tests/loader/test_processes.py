@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dis
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -192,3 +194,62 @@ def test_without_ray_it_says_what_to_install(
     loader = tp.Loader(tp.from_dataset([-1, 2]).map(abs), executor=executor)
     with pytest.raises(tp.MissingExtraError, match=r"executor=Ray\(\) needs .* pip install 'ray"):
         next(iter(loader))
+
+
+def doubled(batch: list[int]) -> list[int]:
+    return [2 * x for x in batch]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_fork_between_two_passes_has_workers_of_its_own(method: str) -> None:
+    loader = tp.Loader(
+        tp.from_dataset(range(12)).batch(3).map(doubled), num_workers=1,
+        persistent_workers=True, multiprocessing_context=method,
+    )  # fmt: skip
+    whole = list(loader)
+
+    def child() -> None:
+        if method == "fork":
+            assert list(loader) == whole
+        else:  # whose server serves no forks
+            with pytest.raises(tp.WorkerError, match="a worker cannot be started"):
+                list(loader)
+
+    assert _in_child(child) == 0
+    assert list(loader) == whole
+
+
+@pytest.mark.parametrize("how", ["Loader", "map"])
+def test_an_iterator_with_workers_that_a_fork_goes_on_with_says_so(how: str) -> None:
+    of: dict[str, dict[str, Any]] = {"Loader": {}, "map": {}}
+    of[how] = {"num_workers": 1}
+    if how == "map":
+        of["map"] |= {"method": "process", "start_method": "fork"}
+    pipe = tp.from_dataset(range(60)).batch(3).map(doubled, **of["map"])
+    loader = tp.Loader(pipe, **of["Loader"])
+    batches = iter(loader)
+    first = next(batches)
+
+    def child() -> None:
+        with pytest.raises(RuntimeError, match=r"a fork of .* begin another"):
+            list(batches)
+        loader.load_state_dict(loader.state_dict())
+        assert len(list(loader)) == 19
+
+    assert _in_child(child) == 0
+    assert [first, *batches] == [doubled([n, n + 1, n + 2]) for n in range(0, 60, 3)]
+
+
+@pytest.mark.parametrize("of", ["Loader", "writer"])
+def test_a_daemonic_process_is_told_that_it_may_start_no_workers(
+    of: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    pipe = tp.from_arrow(pa.table({"x": range(8)})).map(dict)
+    how = {"executor": tp.Processes(2)}
+    writes = partial(pipe.write_parquet, str(tmp_path / "out"), num_files=2, **how)
+    begins = writes if of == "writer" else partial(list, tp.Loader(pipe, **how))
+    with pytest.raises(
+        tp.ConfigError, match=r"a daemonic process may start no others.*daemon=False"
+    ):
+        begins()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,23 @@ def test_without_files_in_memory_batches_come_by_the_socket(
     for number, batch in enumerate(loader):
         assert (batch["x"] == 2 * number).all()
         assert not channel._maps
+
+
+@pytest.mark.own_process
+def test_an_answer_for_which_no_file_can_be_opened_is_refused_with_the_cause() -> None:
+    loader = tp.Loader(
+        tp.from_dataset(range(40)).batch(2).collate(large), num_workers=1,
+        prefetch_factor=1, multiprocessing_context="fork",
+    )  # fmt: skip
+    batches = iter(loader)
+    next(batches)
+    free = os.dup(0)
+    os.close(free)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+    said = r"an answer cannot be taken \(OSError: .*Too many open files\).*open files \(ulimit -a\)"
+    with pytest.raises(tp.WorkerError, match=said):
+        list(batches)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    loader.load_state_dict(loader.state_dict())
+    assert 0 < len(list(loader)) < 20

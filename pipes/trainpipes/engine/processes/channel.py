@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -140,6 +141,8 @@ class Channel:
         content = self._read(first)
         if file == NO_FILE:
             return [content, *map(self._read, sizes)]
+        if not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return [content, *self._mapped(descriptors[0], file, sizes)]
 
     def _read(self, size: int) -> memoryview:
@@ -192,8 +195,10 @@ class Channel:
         """The buffers in a file; memory of their own where many files are mapped."""
         places = _places(sizes)
         populate = getattr(mmap, "MAP_POPULATE", 0)
-        whole = mmap.mmap(descriptor, places[-1], flags=mmap.MAP_SHARED | populate)
-        os.close(descriptor)
+        try:
+            whole = mmap.mmap(descriptor, places[-1], flags=mmap.MAP_SHARED | populate)
+        finally:
+            os.close(descriptor)
         _maps.add(ref(whole, partial(self._let_go_of, number, _forks)))
         content = memoryview(whole)
         parts = [content[place : place + size] for place, size in zip(places, sizes, strict=False)]

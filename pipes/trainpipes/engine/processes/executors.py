@@ -355,6 +355,9 @@ def process_pool(
         method: how they start, by name or as a context of ``multiprocessing``.
         timeout, idle: see ``WorkerPool``.
     """
+    if multiprocessing.current_process().daemon:
+        text = "a daemonic process may start no others, and this one is: make it with daemon=False, or "
+        raise of_no_row(ConfigError, call.said, text + call.without)
     if method is None:  # not fork, which copies locks of other threads
         there = "forkserver" in multiprocessing.get_all_start_methods()
         method = "forkserver" if there and os.getpid() == HOME else "spawn"
@@ -365,9 +368,7 @@ def process_pool(
         nonlocal payload
         if payload is None:
             try:
-                payload = [
-                    bytearray(part) for part in pickled(call)
-                ]  # for all: no tensor is a file of one
+                payload = [bytearray(part) for part in pickled(call)]  # for all of them
             except NO_PICKLE as error:
                 raise no_pickle(call, "the function", "", error) from error
         return ProcessWorker(number, call.said, context, payload, timeout)
@@ -433,7 +434,7 @@ class ProcessWorker:
                 self.is_ready = True
                 self._channel.send(message)
                 answer = self._receive(self._timeout)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             how = self.end()
             unready = None if self.is_ready else self._unready(how)
             if unready is not None and (self._exit_code or 0) >= 0:  # it ended by itself

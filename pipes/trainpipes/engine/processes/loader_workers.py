@@ -133,7 +133,7 @@ class Workers:
 
     @property
     def is_closed(self) -> bool:
-        return self._pool.closed
+        return self._pool.closed or self._pool.is_elsewhere
 
     def start(self) -> None:
         self._pool.start()
@@ -234,13 +234,13 @@ class LoaderWorkers:
             if of.inputs is plan.inputs and not workers.is_closed:
                 return workers
             workers.close()
-        self._sent = self._sent or self.stages()
         executor = self.executor
         if isinstance(executor, Processes):
             method = executor.start_method or multiprocessing.get_start_method()
             executor = replace(executor, start_method=method)
-            if not executor._forks:
+            if not executor._forks and self._sent is None:
                 self.check()
+        self._sent = self._sent or self.stages()
         count = executor.workers
         call = StageCall(plan, self._sent, count, self.init)
         # A step may take minutes: they stay until the pass is over.

@@ -125,13 +125,16 @@ def _listen(channel: Channel, messages: SimpleQueue[Message | None]) -> None:
         messages.put(None)
         time.sleep(GRACE)
         _end()
+    except BaseException:  # such as MemoryError: the parent is told by the end of this process
+        traceback.print_exc()
+        _end(1)
 
 
-def _end() -> NoReturn:
+def _end(code: int = 0) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def answer_to(call: Call, message: Message, place: Any) -> Message:

@@ -6,6 +6,7 @@ rows are done again.
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import pickle
@@ -39,6 +40,9 @@ PATIENCE = 5.0
 TRIES = 3
 
 log = logging.getLogger("trainpipes")
+
+#: What is said where no worker can be started; and of what a system has no more, by its errors.
+NO_WORKER, NO_MORE = "a worker cannot be started", (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
 
@@ -146,6 +150,8 @@ class WorkerPool:
             self._answer_waiting(([], self.gone()))
 
         def wait() -> Answer:
+            if self.is_elsewhere:
+                return [], self.gone()
             with waits():
                 return get(answer)
 
@@ -168,19 +174,36 @@ class WorkerPool:
 
     def _start_missing(self) -> None:
         """The lock is held."""
-        if self.closed:
+        if self.closed or self.is_elsewhere:
             raise self.gone()
         while len(self._feeders) < self._count:
             numbers = {feeder.number for feeder in self._feeders}
             number = next(n for n in range(self._count) if n not in numbers)
-            feeder = _Feeder(self, number, self._worker(number))
-            self._feeders.append(feeder)  # first: a fork closes the connections of those here
             try:
-                feeder.worker.begin()
-            except BaseException:
-                self._feeders.remove(feeder)
-                raise
+                self._start_one(number)
+            except OSError as error:
+                raise self.short(NO_WORKER, error) from error
+
+    def _start_one(self, number: int) -> None:
+        feeder = _Feeder(self, number, self._worker(number))
+        self._feeders.append(feeder)  # first: a fork closes the connections of those here
+        has_begun = False
+        try:
+            feeder.worker.begin()
+            has_begun = True
             start(feeder)
+        except BaseException as error:
+            if not has_begun or isinstance(error, RuntimeError):  # there is no thread for it
+                self._feeders.remove(feeder)
+                feeder.worker.end()
+            raise
+
+    def short(self, what: str, error: Exception) -> TrainpipesError:
+        text = (
+            f"{what} ({type(error).__name__}: {error}); ask for fewer workers, or raise what limits them: "
+            "memory, processes, open files (ulimit -a) or /dev/shm"
+        )
+        return of_no_row(WorkerError, self.call.said, text)
 
     def next_task(self, feeder: _Feeder) -> Task | None:
         while not self.closed:
@@ -205,8 +228,9 @@ class WorkerPool:
                 self._tasks.put(task)
                 try:
                     self._start_missing()
-                except TrainpipesError as problem:
-                    error = problem
+                except Exception as problem:  # whoever waits for the task is to get it
+                    ours = isinstance(problem, TrainpipesError)
+                    error = problem if ours else self.short(NO_WORKER, problem)
             if not self._feeders:
                 self._answer_waiting(([], error))
 
@@ -257,8 +281,16 @@ class WorkerPool:
                 if answer is not None:
                     answer.put(reply)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that has the workers."""
+        return self.pid != os.getpid()
+
     def gone(self) -> TrainpipesError:
-        return of_no_row(WorkerError, self.call.said, "its workers were ended")
+        text = "its workers were ended"
+        if self.is_elsewhere:
+            text = "this process is a fork of the one that has its workers; begin another iterator here"
+        return of_no_row(WorkerError, self.call.said, text)
 
     def close(self) -> None:
         self.closed = True
@@ -273,6 +305,7 @@ class WorkerPool:
 
     def forget(self) -> None:
         """In a fork: close its copies of the connections, which would hide the parent's end."""
+        self._lock = threading.Lock()  # a thread that stayed behind may hold it
         for feeder in self._feeders:
             feeder.worker.forget()
 
@@ -291,35 +324,43 @@ class _Feeder(threading.Thread):
             answer = task.answer()
             if answer is None:  # nobody waits for it any more
                 continue
-            died: BaseException = of_no_row(WorkerError, call.said, "its workers have died")
-            if self.worker.has_died():
-                owner.lost(self, died, task)
-                break
+            died = of_no_row(WorkerError, call.said, "its workers have died")
+            reply: Answer | None = None  # None: another worker is to do the task
             gone = True
             try:
-                with doing(call.while_waiting):
-                    reply = self._ask(task)
-                gone = False
-            except Died as death:
-                if owner.does_again(task, death):
-                    owner.lost(self, died, task)
-                    break
-                unready = death.unready
-                reply = (
-                    ([], unready)
-                    if unready
-                    else call.died_at(self._died_at(death), str(death), death.place)
-                )
+                if not self.worker.has_died():
+                    reply, gone = self._reply(task)
             except BaseException as error:
                 reply = [], error
+                if isinstance(error, OSError) and error.errno in NO_MORE:
+                    died = owner.short("an answer cannot be taken", error)
+                    reply = [], died
             if gone:
-                self.worker.end()
+                with suppress(Exception):
+                    self.worker.end()
+                if reply is None:
+                    owner.lost(self, died, task)
+                    break
                 owner.lost(self, died if self.worker.is_ready else reply[1] or died)
+            assert reply is not None
             answer.put(([], owner.gone()) if owner.closed else reply)
             if gone:
                 break
             del answer, reply, task
         self.worker.end()
+
+    def _reply(self, task: Task) -> tuple[Answer | None, bool]:
+        """The answer, or None if another worker is to do the task; and whether this one is gone."""
+        owner, call = self._owner, self._owner.call
+        try:
+            with doing(call.while_waiting):
+                return self._ask(task), False
+        except Died as death:
+            if owner.does_again(task, death):
+                return None, True
+            if death.unready:
+                return ([], death.unready), True
+            return call.died_at(self._died_at(death), str(death), death.place), True
 
     def _ask(self, task: Task) -> Answer:
         began = time.perf_counter()
