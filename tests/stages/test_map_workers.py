@@ -150,6 +150,7 @@ def test_a_function_that_holds_tensors_reaches_each_process(of: str) -> None:
     else:
         pipe = rows.map(function, version="1").batch(4)
         found = digests(tp.Loader(pipe, num_workers=2, multiprocessing_context="forkserver"))
+        assert not function.large.is_shared()  # each such tensor would hold a descriptor to the end
     assert found == expected
 
 

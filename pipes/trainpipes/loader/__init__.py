@@ -3,9 +3,7 @@ from __future__ import annotations
 import functools
 import inspect
 import multiprocessing
-import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import finalize
 
@@ -22,9 +20,11 @@ from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.processes.channel import pickled
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.loader_workers import LoaderWorkers
+from trainpipes.engine.processes.worker_pool import NO_PICKLE
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import instead, refuse_unknown, show
 from trainpipes.interfaces.stage import Stage
@@ -503,8 +503,8 @@ def check_pickles(pipeline: Pipeline) -> None:
             if not callable(value):
                 continue
             try:
-                ForkingPickler.dumps(value)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                pickled(value)  # as it will travel
+            except (*NO_PICKLE, RuntimeError) as error:
                 raise ConfigError(
                     f"{stage}: {name} must pickle to reach a spawned worker, and does not ({error}); use a "
                     'function defined at the top of a module, or multiprocessing_context="fork"',
