@@ -100,7 +100,9 @@ def from_dataset(
     Args:
         dataset: has a ``len()``, unless a sampler gives the keys.
         sampler: gives the keys of each epoch; 0, 1, 2, … if left out. One of ``trainpipes.samplers``
-            does the same as ``shuffle(sampler=...)``; torch's samplers get another seed each epoch.
+            does the same as ``shuffle(sampler=...)``; torch's samplers get another seed each epoch,
+            others a call of ``set_epoch`` if they have it. What they draw from global generators is
+            seeded; of what else they keep between epochs no state knows.
         batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
             ``collate``.
         schema: Arrow types of the rows' columns, where rows are dicts.

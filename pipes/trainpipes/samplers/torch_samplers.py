@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -37,8 +38,7 @@ class TorchOrder:
         """Its numbers are looked at when they are drawn."""
 
     def length(self, rows: int) -> int:
-        whole = isinstance(self._sampler, data.DistributedSampler)
-        return len(self._sampler) * (self._sampler.num_replicas if whole else 1)
+        return len(self._sampler) * replicas_of(self._sampler)
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
         drawn = self._drawn
@@ -77,69 +77,125 @@ def reorders(sampler: Any) -> bool:
 
 
 def draws_globally(sampler: Any) -> bool:
-    """Whether a sampler may draw from torch's global generator: any but torch's own, ours and sequences."""
+    """Whether a sampler may draw from global generators: any but torch's own, ours and sequences."""
     if type(sampler) in (data.BatchSampler, samplers.BatchSampler):
         return draws_globally(sampler.sampler)
     known = type(sampler) in OF_ROWS or type(sampler).__module__.startswith("trainpipes.")
     return not known and not isinstance(sampler, SEQUENCES)
 
 
+def replicas_of(sampler: Any) -> int:
+    """Of how many replicas a sampler is one, or the one within it."""
+    within = (replicas_of(held) for held in _within(sampler).values())
+    return max(_own_replicas(sampler), *within, 1)
+
+
+def _own_replicas(sampler: Any) -> int:
+    if isinstance(sampler, samplers.DistributedSampler):
+        return sampler._replicas()[0]
+    held = getattr(sampler, "__dict__", {})
+    numbers = held.get("num_replicas"), held.get("rank")
+    known = hasattr(sampler, "__len__") and all(isinstance(n, int) for n in numbers)
+    return int(held["num_replicas"]) if known else 1
+
+
+def _within(sampler: Any) -> dict[str, Any]:
+    """The sampler that another one draws from, by the attribute that holds it."""
+    held = getattr(sampler, "__dict__", {})
+    return {name: held[name] for name in ("sampler", "batch_sampler") if name in held}
+
+
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
-    """All that a sampler gives in an epoch, for all replicas of a ``DistributedSampler``. Torch's
-    samplers draw from their own generators, others from the global generator, seeded and then put
-    back.
+    """All that a sampler gives in an epoch, in turn of all replicas where it is of one. Torch's
+    samplers draw from their own generators, others from global generators, seeded and then put back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
-    if isinstance(sampler, data.DistributedSampler):
-        return _of_replicas(sampler, epoch)
-    globally = draws_globally(sampler) or not hasattr(sampler, "__len__")
-    drawn = _drawn(sampler, seed) if globally else iter(_seeded(sampler, seed))
+    replicas = replicas_of(sampler)
     if not hasattr(sampler, "__len__"):
-        return drawn
+        return _drawn(sampler, epoch, 0, seed)
+    parts = [_keys(sampler, epoch, rank, seed) for rank in range(replicas)]
+    return iter(parts[0] if replicas == 1 else list(chain.from_iterable(zip(*parts, strict=True))))
+
+
+def _keys(sampler: Any, epoch: int, rank: int, seed: int) -> list[Any]:
+    if draws_globally(sampler):
+        drawn = _drawn(sampler, epoch, rank, seed)
+    else:
+        drawn = iter(_seeded(_placed(sampler, epoch, rank), seed))
     count, name = len(sampler), type(sampler).__name__
     keys = list(islice(drawn, count + 1))
     if len(keys) != count:
         gave = f"{len(keys):,}" if len(keys) < count else "more"
         said = f"{name}: its length is {count:,}, and it gave {gave} in epoch {epoch}"
         raise DataError(f"{said}: both must agree in every epoch")
-    return iter(keys)
+    return keys
 
 
-def _of_replicas(sampler: Any, epoch: int) -> Iterator[Any]:
-    parts = []
-    for rank in range(sampler.num_replicas):
-        part = copy.copy(sampler)
-        part.rank = rank
-        part.set_epoch(epoch)
-        parts.append(list(part))
-    return (key for turn in zip(*parts, strict=True) for key in turn)
-
-
-def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
-    """Keys of a sampler, with torch's global generator and its own one seeded; a few keys at a time,
-    after which the global generator is put back.
+def _placed(sampler: Any, epoch: int, rank: int) -> Any:
+    """A copy that stands at an epoch and is of a replica, as is the one within it; a sampler that knows
+    neither itself.
     """
-    generator = getattr(sampler, "generator", None)
-    generator = generator if isinstance(generator, torch.Generator) else torch.Generator()
-    before, iterator, state = generator.get_state(), None, None
+    placed = {name: _placed(held, epoch, rank) for name, held in _within(sampler).items()}
+    changes = {name: held for name, held in placed.items() if held is not vars(sampler)[name]}
+    if (replicas := _own_replicas(sampler)) > 1:
+        changes |= {"num_replicas": replicas, "rank": rank}
+    if not changes and not hasattr(sampler, "set_epoch"):
+        return sampler
+    copied = copy.copy(sampler)
+    vars(copied).update(changes)
+    if hasattr(copied, "set_epoch"):
+        copied.set_epoch(epoch)
+    return copied
+
+
+def _drawn(sampler: Any, epoch: int, rank: int, seed: int) -> Iterator[Any]:
+    """Keys of a sampler, with global generators and its own ones seeded; a few keys at a time, after
+    which the global generators are put back.
+    """
+    own = {generator: generator.get_state() for generator in _generators(sampler)}
+    iterator: Iterator[Any] | None = None
+    inside: tuple[Any, ...] | None = None
     try:
         while True:
-            with torch.random.fork_rng(devices=[]):
-                if iterator is None or state is None:
-                    torch.manual_seed(seed)
-                    generator.manual_seed(seed ^ generator.initial_seed())
-                    iterator = chain(
-                        sampler
-                    )  # islice() calls iter() again, at which some begin anew
+            outside = _states()
+            try:
+                if iterator is None or inside is None:
+                    random.seed(seed)
+                    np.random.seed(seed % 2**32)
+                    # Not torch.manual_seed, which seeds the devices' generators, too.
+                    torch.default_generator.manual_seed(seed)
+                    for generator in own:
+                        generator.manual_seed(seed ^ generator.initial_seed())
+                    # islice() calls iter() again, at which some begin anew
+                    iterator = chain(_placed(sampler, epoch, rank))
                 else:
-                    torch.set_rng_state(state)
+                    _put_back(inside)
                 keys = list(islice(iterator, FEW))
-                state = torch.get_rng_state()
+                inside = _states()
+            finally:
+                _put_back(outside)
             if not keys:
                 return
             yield from keys
     finally:
-        generator.set_state(before)
+        for generator, state in own.items():
+            generator.set_state(state)
+
+
+def _generators(sampler: Any) -> list[torch.Generator]:
+    generator = getattr(sampler, "generator", None)
+    within = chain.from_iterable(map(_generators, _within(sampler).values()))
+    return [*within, *([generator] if isinstance(generator, torch.Generator) else [])]
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _put_back(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
 def _seeded(sampler: Any, seed: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from trainpipes._internal import callers, checks, locks
 from trainpipes._internal.checks import IntArray, Schema
@@ -31,7 +31,7 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
 from trainpipes.interfaces.watched_calls import current
 from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders
+from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders, replicas_of
 
 
 class FromIterable(Source, gives="objects", holds_data=True):
@@ -251,7 +251,7 @@ class FromDataset(Source, gives="objects", holds_data=True):
     Args:
         dataset: has a ``len()``.
         sampler: gives the keys of each epoch; 0, 1, 2, … if left out. Torch's samplers get another seed each
-            epoch.
+            epoch, others a call of ``set_epoch`` if they have it.
         batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
             ``collate``.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
@@ -435,9 +435,9 @@ class SamplerStream(source.RowStream):
 
     @property
     def length(self) -> int | None:
-        if isinstance(self._sampler, DistributedSampler):
-            return len(self._sampler) * self._sampler.num_replicas
-        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+        if not isinstance(self._sampler, Sized):
+            return None
+        return len(self._sampler) * replicas_of(self._sampler)
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         with callers.making_rows():

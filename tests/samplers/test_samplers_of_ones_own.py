@@ -1,0 +1,183 @@
+"""Samplers of users and other libraries: an epoch's keys are the same on all ranks and after a resume."""
+
+from __future__ import annotations
+
+import random
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as td
+
+import trainpipes as tp
+from engine.test_randomness import global_generators_untouched, seed_everything
+from trainpipes.testing import check_resume
+
+ROWS = list(range(20))
+
+
+class Own(td.Sampler[int]):
+    def __len__(self) -> int:
+        return len(ROWS)
+
+
+class OfEpoch(Own):
+    """As many are: a generator of its own, seeded by the epoch that ``set_epoch`` gives."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(len(ROWS), generator=generator).tolist())
+
+
+class Counting(OfEpoch):
+    """Also counts by itself, as Accelerate's ``SeedableRandomSampler``."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+class ByNumpy(Own):
+    def __iter__(self) -> Any:
+        return iter(np.random.permutation(len(ROWS)).tolist())
+
+
+class ByPython(Own):
+    def __iter__(self) -> Any:
+        return iter(random.sample(ROWS, len(ROWS)))
+
+
+class DrawsAtEpoch(OfEpoch):
+    """Draws its order as it is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order = random.sample(ROWS, len(ROWS))
+
+    def __iter__(self) -> Any:
+        return iter(self.order)
+
+
+class Outer(td.Sampler[int]):
+    """Changes the order of another sampler."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Any:
+        return iter(list(self.sampler)[::-1])
+
+
+class Drawn:
+    """The numbers of a sampler, drawn once, as a dataset."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.numbers: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getitem__(self, index: int) -> int:
+        if self.numbers is None:
+            self.numbers = list(self.sampler)
+        return self.numbers[index]
+
+
+class Distributed(td.DistributedSampler[int]):
+    """One replica's part of another sampler, as Catalyst's ``DistributedSamplerWrapper``."""
+
+    def __init__(self, sampler: Any, rank: int) -> None:
+        super().__init__(Drawn(sampler), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        self.dataset: Any = Drawn(self.sampler)
+        return iter(itemgetter(*super().__iter__())(self.dataset))
+
+
+class Repeating(OfEpoch):
+    """One replica's part, without torch's ``DistributedSampler``, as timm's ``RepeatAugSampler``."""
+
+    def __init__(self, rank: int) -> None:
+        self.num_replicas, self.rank = 2, rank
+
+    def __len__(self) -> int:
+        return len(ROWS) // 2
+
+    def __iter__(self) -> Any:
+        return iter(list(super().__iter__())[self.rank :: 2])
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+EVERY = {
+    "of epoch": lambda rank: OfEpoch(),
+    "counting": lambda rank: Counting(),
+    "by NumPy": lambda rank: ByNumpy(),
+    "by Python": lambda rank: ByPython(),
+    "draws at epoch": lambda rank: DrawsAtEpoch(),
+    "outer": lambda rank: Outer(OfEpoch()),
+    "outer by torch": lambda rank: Outer(td.RandomSampler(ROWS, generator=seeded())),
+    "distributed": lambda rank: Distributed(td.RandomSampler(ROWS), rank),
+    "distributed, seeded": lambda rank: Distributed(
+        td.RandomSampler(ROWS, generator=seeded()), rank
+    ),
+    "repeating": Repeating,
+}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+def test_all_ranks_and_processes_draw_the_same_and_another_order_each_epoch(name, shuffled):
+    def pipeline(rank: int) -> tp.Pipeline:
+        seed_everything(rank)
+        sampler = EVERY[name](rank)
+        if shuffled:
+            return tp.from_dataset(ROWS).shuffle(sampler=sampler).sharding_filter(2)
+        return tp.from_dataset(ROWS, sampler).sharding_filter(2)
+
+    whole = pipeline(0)
+    assert len(whole) == len(ROWS)
+    with global_generators_untouched():
+        epochs = [list(whole), list(whole)]
+    assert epochs[0] != epochs[1]
+    assert [sorted(epoch) for epoch in epochs] == [ROWS, ROWS]
+    for rank in (0, 1):
+        part = pipeline(rank).distributed(rank=rank, world_size=2)
+        for epoch in epochs:
+            assert list(part) == epoch[rank::2]
+    check_resume(pipeline(0), processes=0)
+
+
+def test_batches_of_torchs_and_our_distributed_samplers_are_those_of_all_replicas():
+    theirs = [td.DistributedSampler(ROWS, 2, rank) for rank in range(2)]
+    ours = [tp.samplers.DistributedSampler(ROWS, 2, rank) for rank in range(2)]
+    for replicas in (theirs, ours):
+        of_each: list[Any] = [td.BatchSampler(sampler, 3, False) for sampler in replicas]
+        pipes = [tp.from_dataset(ROWS, batch_sampler=batches) for batches in of_each]
+        for epoch in range(2):
+            for sampler in replicas:
+                sampler.set_epoch(epoch)
+            turns = [batch for turn in zip(*of_each, strict=True) for batch in turn]
+            assert [list(pipe) for pipe in pipes] == [turns, turns]
+            assert len(pipes[0]) == len(turns) == 8
+        check_resume(pipes[0], processes=0)
+
+
+def test_a_sampler_stays_at_its_epoch_and_rank():
+    sampler = Outer(Repeating(1))
+    pipe = tp.from_dataset(ROWS, sampler)
+    assert list(pipe) != list(pipe)
+    assert (sampler.sampler.epoch, sampler.sampler.rank) == (0, 1)
