@@ -251,8 +251,11 @@ def resized(
     if box is not None and (box[3] - box[1], box[2] - box[0]) == size:
         return np.array(image[:, box[1] : box[3], box[0] : box[2]], order="C")
     rows = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+    picture = Image.fromarray(rows)
+    if len(image) == 4:  # of RGBA, Pillow multiplies the others by the fourth first
+        picture = Image.frombuffer("CMYK", picture.size, rows, "raw", "CMYK", 0, 1)
     by = Image.Resampling[interpolation.upper()]
-    return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
+    return planes(np.asarray(picture.resize((width, height), by, box)))
 
 
 class DecodeImage(Decoder):
