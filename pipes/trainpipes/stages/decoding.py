@@ -176,9 +176,11 @@ def _short(path: str) -> str:
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
 Box = tuple[int, int, int, int]
-Mode = Literal["RGB", "L", "RGBA"]
+Mode = Literal["RGB", "L", "RGBA", "P", "I"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
+#: What modes are of masks, and the types of their numbers.
+IDS: Mapping[str, Any] = {"P": np.uint8, "I": np.int32}
 #: What is decoded. Others of Pillow's formats run programs (EPS), or are no pictures.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 #: Pixels of a resized image, at most: a sliver that is scaled by its short side would fill the memory.
@@ -190,7 +192,7 @@ class NoPicture(Undecodable):
 
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
-    """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
+    """An image file's pixels, upright, ``[C, H, W]``; of several frames the first."""
     return planes(np.asarray(picture_of(content, mode, least)))
 
 
@@ -205,10 +207,10 @@ def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
             image.load()
             with suppress(Exception):  # of damaged EXIF, anything
                 ImageOps.exif_transpose(image, in_place=True)
-            picture: Any = eight_bits(image)
+            picture: Any = eight_bits(image) if mode not in IDS else ids_of(image, mode)
             if picture.mode == "P" and "transparency" in picture.info:
                 picture = picture.convert("RGBA")
-            if picture.mode != mode:
+            if picture.mode != mode and mode not in IDS:
                 picture = picture.convert(mode)
     except NoPicture:
         raise
@@ -225,8 +227,22 @@ def eight_bits(image: Any) -> Any:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         kind = f"numbers of 32 bits (Pillow's mode {image.mode})"
-        raise NoPicture(f"it holds {kind}, which have no fixed range: decode these in a map()")
+        way = 'mode="I" keeps them' if image.mode == "I" else "decode these in a map()"
+        raise NoPicture(f"it holds {kind}, which have no fixed range: {way}")
     return image
+
+
+def ids_of(image: Any, mode: Mode) -> Any:
+    """The numbers of a mask as they are: places in a palette, or values of gray."""
+    from PIL import Image
+
+    if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
+        got = f"it holds colors (Pillow's mode {image.mode})"
+        raise NoPicture(f"{got}, and mode={mode!r} keeps numbers of classes: make them in a map()")
+    ids = np.asarray(image)
+    if mode == "P" and ids.max() > 255:
+        raise NoPicture(f'it holds numbers up to {ids.max():,}, above 255: mode="I" keeps them')
+    return Image.fromarray(ids.astype(IDS[mode]))
 
 
 def planes(array: Any) -> Pixels:
@@ -241,7 +257,7 @@ def resized(
     from PIL import Image
 
     height, width = size
-    if image.dtype != np.uint8:
+    if image.dtype != np.uint8 and (image.dtype != np.int32 or len(image) > 1):
         raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
     if height * width > MOST_PIXELS:
         was = f"of {image.shape[1]} x {image.shape[2]} pixels would become {height:,} x {width:,}"
@@ -271,7 +287,8 @@ class DecodeImage(Decoder):
     Args:
         column: the column of bytes, paths or URLs.
         output_column: the column of images, in place of ``column``.
-        mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
+        mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4. Of masks, C = 1,
+            numbers of classes as they are, in a palette or gray: "P" up to 255, or "I", int32.
         on_error: for an image that cannot be decoded, or a null: "raise"; or "skip" the row and log
             how many.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
