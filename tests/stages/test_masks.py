@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
+from trainpipes.testing import check_resume
 
 IDS = (np.arange(12).reshape(3, 4) % 3).astype(np.uint8)
 #: The colors of the first classes of Pascal VOC.
@@ -88,3 +89,57 @@ def test_masks_are_upright_cut_resized_and_collated() -> None:
         assert batch.dtype == torch.int32
         assert {*batch.unique().tolist()} <= {0, *ids.ravel().tolist()}
     assert "image" in str(masks.show())
+
+
+def pairs(count: int = 8) -> tp.Pipeline:
+    """Rows of a picture and its mask, whose numbers say where a pixel was."""
+    ids = np.arange(12 * 15, dtype=np.uint8).reshape(1, 12, 15)
+    picture = np.concatenate([ids] * 3)
+    return tp.from_dataset([{"image": picture, "mask": ids, "n": n} for n in range(count)])
+
+
+BOTH = ["image", "mask"]
+NEAREST = {"image": "bilinear", "mask": "nearest"}
+#: Of a column, what a stage is called with for both, and for the picture alone, and for its mask alone.
+SHARED: dict[str, Any] = {
+    "resize": ((20,), {"interpolation": NEAREST}, {}, {"interpolation": "nearest"}),
+    "center_crop": ((4,), {}, {}, {}),
+    "random_crop": (
+        (9,), {"padding": 3, "fill": {"image": 0, "mask": 255}}, {"padding": 3},
+        {"padding": 3, "fill": 255},
+    ),
+    "random_resized_crop": (
+        (9,), {"interpolation": NEAREST}, {}, {"interpolation": "nearest"},
+    ),
+    "flip": ((), {}, {}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_columns_of_a_stage_have_one_draw_and_options_of_their_own(name: str) -> None:
+    arguments, both, of_image, of_mask = SHARED[name]
+    pipe = getattr(pairs(), name)(*arguments, column=BOTH, **both)
+    image = getattr(pairs(), name)(*arguments, **of_image)
+    mask = getattr(pairs(), name)(*arguments, column="mask", **of_mask)
+    for _ in range(2):
+        for row, first, second in zip(pipe, image, mask, strict=True):
+            assert list(row) == ["image", "mask", "n"]
+            assert np.array_equal(row["image"], first["image"])
+            assert np.array_equal(row["mask"], second["mask"])
+    check_resume(pipe.shuffle(4).batch(3), processes=0)
+
+
+def test_options_of_columns_are_those_of_the_columns() -> None:
+    rows = pairs()
+    with pytest.raises(tp.ConfigError, match=r"a dict of one for each of \['image', 'mask'\]"):
+        rows.resize(4, column=BOTH, interpolation={"mask": "nearest"})
+    with pytest.raises(tp.ConfigError, match=r'must be "nearest", .* or "lanczos", got \'near\''):
+        rows.resize(4, column=BOTH, interpolation={"image": "bilinear", "mask": "near"})
+    with pytest.raises(tp.ConfigError, match=r'must be "nearest", .* or "lanczos", got \'near\''):
+        rows.random_resized_crop(4, interpolation="near")
+    with pytest.raises(tp.ConfigError, match=r"random_crop\(fill\) must be .*, got 256"):
+        rows.random_crop(4, column=BOTH, fill={"image": 256, "mask": 255})
+    with pytest.raises(tp.ConfigError, match="name each column once"):
+        rows.flip(column=["image", "image"])
+    with pytest.raises(tp.SchemaError, match="no column 'masks'"):
+        list(rows.flip(column=["image", "masks"]))

@@ -1,10 +1,12 @@
+"""Stages on images. More than 500 lines: they share draws, columns, sizes and the checks of these."""
+
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from trainpipes.columns.types import as_array
 from trainpipes.engine.calling import RowKey, row_words
 from trainpipes.engine.planning.row_names import unit
 from trainpipes.errors import ConfigError, DataError, shown
-from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.options import either, identify
 from trainpipes.interfaces.read_columns import blame, cell, each, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -31,11 +33,14 @@ CHANNELS = (1, 3, 4)
 
 
 class ImageStage(RunStage, per_row=True, gives="objects"):
-    """A stage on a column of images, row by row: an image, a list, or the frames of a video in an array. A
+    """A stage on columns of images, row by row: an image, a list, or the frames of a video in an array. A
     row has one draw, for all of them.
     """
 
     thread_safe = True
+
+    def check(self) -> None:
+        self._by_column  # noqa: B018
 
     @abstractmethod
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
@@ -48,14 +53,14 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
     def process(self, run: Run) -> Run:
         block = run.block
         self._check_rows(run)
-        column = self.options["column"]
+        stages = self._by_column.items()
         rows = block.rows()
         drawn = self._drawn(block)
         changed_rows: list[dict[str, Any]] = []
         try:
             for row, numbers in zip(rows, drawn, strict=True):
-                changed = self._changed(row, column, numbers)
-                changed_rows.append({**row, column: changed})
+                changed = {name: stage._changed(row, name, numbers) for name, stage in stages}
+                changed_rows.append({**row, **changed})
         except Exception as error:
             if isinstance(error, NoPicture):
                 error = refused(self, f": the image {error}", DataError)
@@ -71,6 +76,19 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
             return self.changed(image_of(images, column, self), drawn)
         frames = [self.changed(image, drawn) for image in frames_of(images, column, self)]
         return np.stack(frames)
+
+    @made_once
+    def _by_column(self) -> dict[str, Self]:
+        """The stage for each column, with its value of options that are dicts."""
+        columns = checks.column_names(self.options["column"], f"{self.name}(column)")
+        several = {k: v for k, v in self.options.items() if isinstance(v, Mapping)}
+        for option, values in several.items():
+            good = values.keys() == {*columns}
+            self._require(good, option, f"a value, or a dict of one for each of {columns}")
+        if self.options["column"] == columns[0] and not several:
+            return {columns[0]: self}
+        values_of = {c: {k: v[c] for k, v in several.items()} for c in columns}
+        return {c: self._replaced(column=c, **values) for c, values in values_of.items()}
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
         """Random numbers for each row."""
@@ -162,8 +180,21 @@ def shorter_side(pixels: int, height: int, width: int) -> tuple[int, int]:
     return pixels * height // short, pixels * width // short
 
 
+def _by_name(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A check of a value, but not of a dict: those in it are looked at by column."""
+    return lambda value, option: isinstance(value, Mapping) or check(value, option)
+
+
+def _interpolation(value: Any, option: str) -> None:
+    names = get_args(Interpolation)
+    checks.require(value in names, option, either(names), value)
+
+
 #: A side of a square, or height and width.
 Size = Annotated[int | Sequence[int], size_of]
+#: A value for all columns, or a dict of one for each.
+Interpolations = Annotated[Interpolation | Mapping[str, Interpolation], _by_name(_interpolation)]
+Fill = Annotated[int | Mapping[str, int], _by_name(checks.Ge(0, 255))]
 
 
 class Resize(ImageStage):
@@ -171,9 +202,9 @@ class Resize(ImageStage):
 
     Args:
         size: pixels of the shorter side, which keeps the aspect ratio; or (height, width).
-        column: the image.
+        column: the image, or several columns in a list, as of an image and its mask.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased except "nearest", which
-            masks need: the others mix the numbers of their classes.
+            masks need: the others mix the numbers of their classes. Or a dict of one for each column.
 
     Raises:
         DataError: a row holds no image.
@@ -187,14 +218,15 @@ class Resize(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: checks.ColumnName = "image"
-    interpolation: Interpolation = "bilinear"
+    column: checks.ColumnNames = "image"
+    interpolation: Interpolations = "bilinear"
 
     def check(self) -> None:
+        super().check()
         checks.need("PIL", "resize()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
-        return resized(image, self._size(*image.shape[1:]), self.interpolation)
+        return resized(image, self._size(*image.shape[1:]), self.options["interpolation"])
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.size, int):
@@ -211,8 +243,8 @@ class RandomCrop(RandomImageStage):
     Args:
         size: side of a square, or (height, width), in pixels.
         padding: pixels put around the image first.
-        fill: the value of these pixels.
-        column: the image.
+        fill: the value of these pixels, or a dict of one for each column.
+        column: the image, or several in a list, which have the same draw.
         seed: for the places.
 
     Raises:
@@ -230,14 +262,14 @@ class RandomCrop(RandomImageStage):
     size: Size
     _: KW_ONLY
     padding: checks.Natural = 0
-    fill: Annotated[int, checks.Ge(0, 255)] = 0
-    column: checks.ColumnName = "image"
+    fill: Fill = 0
+    column: checks.ColumnNames = "image"
     seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if self.padding:
             around = (self.padding, self.padding)
-            image = np.pad(image, ((0, 0), around, around), constant_values=self.fill)
+            image = np.pad(image, ((0, 0), around, around), constant_values=self.options["fill"])
         return cropped(image, self._sides, drawn)
 
 
@@ -246,7 +278,7 @@ class CenterCrop(ImageStage):
 
     Args:
         size: side of a square, or (height, width), in pixels.
-        column: the image.
+        column: the image, or several in a list, which have the same draw.
 
     Raises:
         DataError: a row holds no image, or a smaller image.
@@ -259,7 +291,7 @@ class CenterCrop(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: checks.ColumnName = "image"
+    column: checks.ColumnNames = "image"
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         return cropped(image, self._sides)
@@ -280,7 +312,7 @@ class RandomResizedCrop(RandomImageStage):
         size: side of a square, or (height, width), in pixels.
         scale: the part's least and greatest area, as a share of the image's.
         ratio: its least and greatest ratio of width to height.
-        column: the image.
+        column: the image, or several in a list, which have the same draw.
         interpolation: as in ``resize``.
         seed: for the draws.
 
@@ -300,8 +332,8 @@ class RandomResizedCrop(RandomImageStage):
     _: KW_ONLY
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
-    column: checks.ColumnName = "image"
-    interpolation: Interpolation = "bilinear"
+    column: checks.ColumnNames = "image"
+    interpolation: Interpolations = "bilinear"
     seed: checks.Seed = 0
 
     def check(self) -> None:
@@ -309,12 +341,13 @@ class RandomResizedCrop(RandomImageStage):
             pair = numbers_in(self.options[name])
             rule = f"(least, greatest), above 0{' up to 1' if most == 1 else ''}"
             self._require(len(pair) == 2 and 0 < pair[0] <= pair[1] <= most, name, rule)
+        super().check()
         checks.need("PIL", "random_resized_crop()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = image.shape[1:]
         box = self._box(height, width, drawn)
-        return resized(image, self._sides, self.interpolation, box)
+        return resized(image, self._sides, self.options["interpolation"], box)
 
     def _box(self, height: int, width: int, drawn: Sequence[float]) -> Box:
         (least, most), (narrow, wide) = self.scale, self.ratio
@@ -340,7 +373,7 @@ class Flip(RandomImageStage):
     Args:
         p: the probability of mirroring an image, 0 to 1.
         direction: "horizontal", left to right; or "vertical".
-        column: the image.
+        column: the image, or several in a list, which have the same draw.
         seed: for the choice.
 
     Raises:
@@ -355,7 +388,7 @@ class Flip(RandomImageStage):
     p: checks.Share = 0.5
     _: KW_ONLY
     direction: Literal["horizontal", "vertical"] = "horizontal"
-    column: checks.ColumnName = "image"
+    column: checks.ColumnNames = "image"
     seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
