@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, Subset
 from torchdata.nodes import IterableWrapper
 
 import every_stage
@@ -161,3 +161,10 @@ def test_each_name_leads_there_from_a_pipeline_and_from_the_module() -> None:
                     getattr(owner, name)
                 known = name in dir(tp.Pipeline) or name in [*tp.__all__, "zip"]
                 assert known or "(here that is " in str(caught.value), name
+
+
+def test_a_subset_keeps_its_order() -> None:
+    (call,) = (here for there, here in ROW.findall(TEXT) if there.startswith("`Subset("))
+    dataset = list("abcdefgh")
+    pipe = eval(call.strip("`"), {"tp": tp, "dataset": dataset})
+    assert list(pipe) == list(Subset(dataset, [5, 1, 2]))
