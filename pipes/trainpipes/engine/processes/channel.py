@@ -52,7 +52,7 @@ def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
     return torch.from_numpy(flat).view(dtype).view(shape)
 
 
-class _Pickler(pickle.Pickler):
+class Pickler(pickle.Pickler):
     """Pickles a tensor as an array, since torch's own way makes a file of each; and of a table only its rows,
     not all that they are cut from.
     """
@@ -71,7 +71,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def pickled(value: Any) -> Message:
+#: How messages are pickled here; in tasks of Ray, where ``__main__`` is Ray's, in another way.
+pickler: type[Pickler] = Pickler
+
+
+def pickled(value: Any, by: type[Pickler] | None = None) -> Message:
     large: list[memoryview] = []
 
     def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
@@ -81,7 +85,7 @@ def pickled(value: Any) -> Message:
         return raw.nbytes < LARGE
 
     content = io.BytesIO()
-    _Pickler(content, protocol=5, buffer_callback=keep_in_pickle).dump(value)
+    (by or pickler)(content, protocol=5, buffer_callback=keep_in_pickle).dump(value)
     # Not getbuffer(): an export that outlives its file is a BufferError at the end of the interpreter.
     return [memoryview(content.getvalue()), *large]
 

@@ -5,8 +5,8 @@ A second thread reads what the parent sends, and ends the process with the paren
 
 from __future__ import annotations
 
+import gc
 import os
-import pickle
 import random
 import socket
 import sys
@@ -111,6 +111,7 @@ def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker
         except BaseException as error:
             channel.send(pickled(portable(error, loaded.said)))
             _end()
+        gc.freeze()  # garbage collection would copy the memory shared with the parent
         channel.send(pickled(None))
         while (message := messages.get()) is not None:
             channel.send(answer_to(loaded, message, place), loaded.shares)
@@ -185,7 +186,7 @@ def portable(error: BaseException, said: str, is_task: bool = False) -> BaseExce
     try:
         if not (is_task and isinstance(error, TrainpipesError)):
             error.add_note(note)
-        pickle.loads(pickle.dumps(error))
+        unpickled(pickled(error))
     except Exception:  # its own methods may do anything
         about = getattr(error, "_trainpipes", None)
         said = said if about is None else about[0]

@@ -1,5 +1,5 @@
 """The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it. How functions are called
-there for rows is in ``ray_tasks``.
+there for rows is in ``ray_tasks``, and what they do there in ``ray_worker``.
 
 A cluster of the process's ``ray.init()`` is used as it is; to any other one ``trainpipes`` is shipped. Ship
 your own modules by ``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the
@@ -16,18 +16,20 @@ import socket
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any, TypeVar
 
 from trainpipes._internal.checks import byte_count, flag, need, require, whole_number
-from trainpipes.engine.processes import ray_tasks
+from trainpipes.engine.processes import ray_tasks, ray_worker
 from trainpipes.engine.processes.executors import feed, refuse_memory
 from trainpipes.engine.processes.process_worker import Call
 from trainpipes.engine.processes.worker_pool import WorkerPool, end_all
-from trainpipes.errors import ConfigError, UnreachableError
+from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -42,6 +44,9 @@ IN_FLIGHT, LEAST_IN_FLIGHT = 2, 8
 LOOK = 5.0
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
+#: What this process has connected by, and the address that Ray has for the cluster that it came to: others
+#: than "10.0.0.1:6379" are "head:6379", "ray://10.0.0.1:10001" and "local".
+_reached: dict[str, str] = {}
 
 
 @dataclass
@@ -113,10 +118,10 @@ class Ray:
         self._join()
         most = byte_count(self.max_in_flight, "Ray(max_in_flight)")
         return ray_tasks.ray_pool(
-            self._remote(ray_tasks.do_call, 0), call, self.workers, most, timeout, idle
+            self._remote(ray_worker.do_call), call, self.workers, most, timeout, idle
         )
 
-    def _remote(self, fn: Callable[..., Any], retries: int) -> Any:
+    def _remote(self, fn: Callable[..., Any]) -> Any:
         """A function as tasks of this executor."""
         import ray
 
@@ -129,7 +134,7 @@ class Ray:
 
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        return ray.remote(max_retries=retries, retry_exceptions=False, **given)(fn)
+        return ray.remote(max_retries=0, retry_exceptions=False, **given)(fn)
 
     def __enter__(self) -> Ray:
         need("ray", "executor=Ray()")
@@ -139,10 +144,14 @@ class Ray:
         if not ray.is_initialized():
             self._connect()
             self._own = True
+            if self.address is not None:
+                _reached[self.address] = ray.get_runtime_context().gcs_address
+            return self
+        if self.address is None:
             return self
         gcs = ray.get_runtime_context().gcs_address
         known = list(filter(None, ["auto", gcs, os.environ.get("RAY_ADDRESS")]))
-        if self.address is not None and self.address not in known:
+        if self.address not in known and _reached.get(self.address) != gcs:
             raise ConfigError(
                 f"Ray(address={self.address!r}): this process is connected to a Ray cluster already "
                 f"({', '.join(known)}): leave the address out, or call ray.shutdown() first"
@@ -176,7 +185,7 @@ class Ray:
             with _own_sigterm(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of its own future
                 ray.init(self.address, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises some as such
             said = " ".join(str(error).split())
             raise UnreachableError(
                 f"no Ray cluster can be used at {address or 'this machine'} ({said}); give the "
@@ -222,23 +231,33 @@ class Ray:
     ) -> Iterator[tuple[T, R]]:
         import ray
 
-        remote = self._remote(ray_tasks.do_task, ray_tasks.RETRIES)
-        job = ray_tasks.Job(secrets.token_hex(8), [ray_tasks.put((fn, open_state))])
-        running: dict[Any, T] = {}
-        waiting = iter(tasks)
+        remote = self._remote(ray_worker.do_task)
+        job = ray_worker.Job(secrets.token_hex(8), [ray_tasks.put((fn, open_state))])
+        running: dict[Any, tuple[T, int]] = {}
+        waiting = ((task, 1) for task in tasks)
+        died: deque[tuple[T, int]] = deque()  # they come last, when less runs beside them
 
         def most() -> int:  # a cluster may grow
             return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
 
-        def begin(task: T) -> None:
-            running[remote.remote(task, job)] = task
+        def begin(task: tuple[T, int]) -> None:
+            running[remote.remote(task[0], job)] = task
+
+        def again() -> Iterator[tuple[T, int]]:
+            while died:
+                yield died.popleft()
 
         try:
-            while feed(waiting, running, most(), begin):
+            while feed(chain(waiting, again()), running, most(), begin):
                 for reference in ray.wait([*running], num_returns=1, timeout=LOOK)[0]:
-                    task = running.pop(reference)
-                    done = ray_tasks.result_of(reference, str(task))
-                    if isinstance(done, ray_tasks.Failed):
+                    task, tries = running.pop(reference)
+                    try:
+                        done = ray_tasks.result_of(reference, str(task), tries)
+                    except WorkerError as error:
+                        ray_tasks.check_again(error, str(task), tries)
+                        died.append((task, tries + 1))
+                        continue
+                    if isinstance(done, ray_worker.Failed):
                         raise done.error
                     yield task, done
         finally:

@@ -1,44 +1,46 @@
-"""Tasks on a Ray cluster: what all tasks of a job share, their results, and how they end; and calls of
-functions.
+"""Tasks on a Ray cluster, as the driver sees them: how they begin, their results, how they end; and calls.
 
-A user's error is a task's result: as an exception, Ray would log it, and might run the task again.
-
-Of calls each run of rows is a task, and goes again to another machine if its process or node dies. A run
-at which a process has died, or whose calls have a time limit, is worked on in a child of the task's
-process, so that the row at which it dies is known.
+Of calls each run of rows is a task, and goes again to another machine if its process or node dies. What
+tasks do is in ``ray_worker``.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.messages import log_once
-from trainpipes.engine.processes.channel import Message, pickled, unpickled
-from trainpipes.engine.processes.executors import ProcessWorker, use_threads
-from trainpipes.engine.processes.process_worker import Call, answer_to, portable
+from trainpipes.engine.processes.channel import pickled, unpickled
+from trainpipes.engine.processes.process_worker import Call
+from trainpipes.engine.processes.ray_worker import (
+    INSTALL,
+    LOOK_FOR_END,
+    Death,
+    Failed,
+    Job,
+    RowsToCall,
+    StopFlag,
+    by_value,
+    ended,
+    first_line,
+    own,
+)
 from trainpipes.engine.processes.worker_pool import Died, Task, WorkerPool, of_no_row
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
-from trainpipes.filesystems.places import TaskStopped, set_stop_check
 from trainpipes.interfaces.watched_calls import NO_ROW, Place
-from trainpipes.version import __version__
 
-INSTALL = (
-    "install there what the driver has; modules of your own travel by "
-    'ray.init(runtime_env={"working_dir": "."})'
-)
-#: How often Ray runs a task again whose process or node has died.
+log = logging.getLogger("trainpipes")
+
+#: How often a task is run again whose process or node has died: by us, since Ray goes on for ever, without a
+#: word, where memory runs out.
 RETRIES = 3
-#: Seconds between two looks of a task at whether it is to end.
-LOOK_FOR_END = 2.0
 #: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
 #: processes are killed.
 PATIENCE = 5.0
@@ -64,7 +66,7 @@ def put(work: Any) -> Any:
         ) from error
 
 
-def result_of(reference: Any, name: str) -> Any:
+def result_of(reference: Any, name: str, tries: int = 1) -> Any:
     import ray
     from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
@@ -80,100 +82,22 @@ def result_of(reference: Any, name: str) -> Any:
         raise WorkerError(f"{name} was cancelled from outside") from error
     except RayError as error:
         raise WorkerError(
-            f"{name} was given up after {1 + RETRIES} tries: {first_line(error)} Call it again to go on "
-            "after the files that are whole; where memory runs out, with fewer tasks on a node"
+            f"{name} was given up after {tries} tr{'y' if tries == 1 else 'ies'}: {first_line(error)} Call "
+            "it again to go on after the files that are whole; where memory runs out, with fewer tasks on a "
+            "node"
         ) from error
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def check_again(error: WorkerError, name: str, tries: int) -> None:
+    """Raise the error of a task unless it is to be run again: after some time, where memory has run out."""
+    from ray.exceptions import OutOfMemoryError
 
-
-# In a worker process
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all tasks of one job share: its function and state, sent once."""
-
-    token: str
-    shared: list[Any]
-    version: str = __version__
-
-    @property
-    def flag(self) -> str:
-        return f"trainpipes-stop-{self.token}"
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A task failed by an error that another try would not cure."""
-
-    error: BaseException
-
-
-def failed(error: BaseException, said: str) -> Failed:
-    if not isinstance(error, Exception):
-        return Failed(WorkerError(f"{said}: {type(error).__qualname__}: {error}"))
-    return Failed(portable(error, said, is_task=True))
-
-
-class StopFlag:
-    """An actor: while there is one of a job's name, the tasks of this job end."""
-
-
-def do_task(task: Any, job: Job) -> Any:
-    import ray
-
-    next_look = 0.0
-
-    def look() -> None:
-        nonlocal next_look
-        if time.monotonic() >= next_look:
-            next_look = time.monotonic() + LOOK_FOR_END
-            with suppress(Exception):  # there is no such actor
-                ray.get_actor(job.flag)
-                raise TaskStopped
-
-    set_stop_check(look)
-    try:
-        look()
-        fn, state = opened(job, lambda work: (work[0], work[1]()))
-        return fn(task, state)
-    except TaskStopped:
-        return Failed(RuntimeError("the task was asked to end"))
-    except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
-        return failed(error, str(task))
-
-
-#: What the jobs that this process works for share, opened, by their tokens; and for how many at most.
-_opened: dict[str, Any] = {}
-MOST_OPENED = 2
-
-
-def opened(job: Job, opens: Callable[[Any], Any]) -> Any:
-    """What a job shares, as it is opened once in this process."""
-    if job.token not in _opened:
-        import ray
-
-        if job.version != __version__:
-            raise ConfigError(
-                f"a node of the Ray cluster has trainpipes {__version__}, and the driver {job.version}: "
-                'install the same there, or let ray.init() ship the driver\'s by runtime_env={"py_modules": '
-                "[trainpipes]}"
-            )
-        while len(_opened) >= MOST_OPENED:  # before the next one takes memory, too
-            del _opened[next(iter(_opened))]
-        use_threads(1)
-        try:
-            shared = ray.get(job.shared[0])
-        except ray.exceptions.RaySystemError as error:  # it does not unpickle here
-            said = first_line(error).removeprefix("System error: ")
-            raise ConfigError(
-                f"a node of the Ray cluster cannot open the pipeline ({said}): {INSTALL}"
-            ) from None
-        _opened[job.token] = opens(shared)
-    return _opened[job.token]
+    cause = error.__cause__
+    if cause is None or not may_pass(cause) or tries > RETRIES:
+        raise error
+    log.warning("%s is run again: %s", name, first_line(cause))
+    if isinstance(cause, OutOfMemoryError):
+        time.sleep(2 ** (tries - 1))
 
 
 def end_tasks(references: list[Any], job: Job | None = None) -> None:
@@ -271,6 +195,7 @@ class RayWorker:
 
     def hang_up(self) -> None:
         self._closed = True
+        ended.append(self.job.token)
 
     def end(self) -> None:
         import ray
@@ -283,7 +208,10 @@ class RayWorker:
                 raise
 
     def ask(self, task: Task) -> tuple[list[Any], BaseException | None, Any]:
-        parts = [np.frombuffer(part, np.uint8) for part in task.message]
+        message = task.message
+        if b"__main__" in bytes(message[0]):
+            message = pickled(unpickled(message), by_value())
+        parts = [np.frombuffer(part, np.uint8) for part in message]
         size = sum(part.nbytes for part in parts)
         while not self.flight.begin(size):
             if self._closed:
@@ -345,65 +273,3 @@ def may_pass(error: BaseException) -> bool:
         )
     ]  # fmt: skip
     return isinstance(error, tuple(kind for kind in kinds if kind is not None))
-
-
-# In a process of the cluster
-
-
-@dataclass
-class RowsToCall:
-    """What a task gets: the number of a worker, and a message.
-
-    Args:
-        parts: uint8, of the message.
-        is_again: whether a process has died at these rows, nobody knows at which.
-    """
-
-    number: int
-    parts: list[Any] = field(repr=False)
-    is_again: bool
-    timeout: float | None
-
-
-@dataclass(frozen=True)
-class Death:
-    """A child died at a row of a stage, which is the cause after so many tries."""
-
-    how: str
-    place: Place
-    tries: int
-
-
-def own(parts: Sequence[Any]) -> Message:
-    """A message that may be written to: what Ray gives belongs to its store."""
-    return [memoryview(bytearray(part)) for part in parts]
-
-
-def do_call(rows: RowsToCall, job: Job) -> Any:
-    def begun(call: Call) -> Call:
-        call.begin(rows.number)
-        return call
-
-    try:
-        call = opened(job, begun)
-        if rows.is_again or rows.timeout is not None:
-            answer = _in_a_child(call, rows)
-        else:
-            answer = answer_to(call, own(rows.parts), [*Place()])
-        return [np.frombuffer(part, np.uint8) for part in answer]
-    except Died as death:
-        # A death before, of which no row is known, is taken to have been at this one.
-        return Death(str(death), death.place, min(death.tries, 2) if rows.is_again else death.tries)
-    except (Exception, SystemExit) as error:
-        return failed(error, "the function")
-
-
-def _in_a_child(call: Call, rows: RowsToCall) -> Message:
-    context = multiprocessing.get_context("fork")
-    worker = ProcessWorker(rows.number, call.said, context, call, rows.timeout)
-    worker.begin()
-    try:
-        return pickled(worker.answer(own(rows.parts)))
-    finally:
-        worker.hang_up()
-        worker.end()

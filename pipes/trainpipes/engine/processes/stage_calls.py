@@ -7,7 +7,6 @@ worker may do it again.
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -104,11 +103,10 @@ class StageCall:
     shares: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        plan = self.plan
-        about: dict[str, Any] = {
-            "source": plan.inputs.source,
-            "schemas": plan.inputs.schemas.known(),
-        }
+        plan: Plan | None = self.plan
+        about = self._sent  # of one that was sent: the server of Ray Client sends it on
+        if plan is not None:
+            about = {"source": plan.inputs.source, "schemas": plan.inputs.schemas.known()}
         state = {**vars(self), "plan": None, "_sent": about}
         state.pop("_steps", None)
         return state
@@ -121,7 +119,6 @@ class StageCall:
 
     def begin(self, worker: int) -> None:
         self.open()
-        gc.freeze()  # garbage collection would copy the memory shared with the parent
         _tell_torch(worker, self.workers)
         if self.init is not None:
             self.init(worker)
