@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -175,6 +176,42 @@ def test_rows_with_views_of_text_come_in_any_order(tmp_path):
         source.write_parquet(tmp_path / "written")
         assert sorted(map(repr, tp.read_parquet(tmp_path / "written"))) == wanted
         shutil.rmtree(tmp_path / "written")
+
+
+# Order
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        (pa.string(), None), (pa.string(), ["text"]), (pa.string_view(), None),
+        (pa.string_view(), ["n", "text"]), (pa.dictionary(pa.int32(), pa.string()), None),
+        (pa.list_(pa.large_binary()), None),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("count", [900, 6000])  # a batch of 2 MB, and one that is read in pieces
+def test_rows_of_a_bucket_come_in_the_order_of_the_same_files_here(kind, columns, count, tmp_path):
+    """Rows that grow along a batch: how many are mixed together depends on their size."""
+    texts = [None if n % 7 == 0 else f"{n}" + "x" * (n * 4000 // count) for n in range(count)]
+    listed = [None if text is None else [text.encode()] for text in texts]
+    values = pa.array(listed, kind) if pa.types.is_list(kind) else pa.array(texts).cast(kind)
+    table = pa.table({"n": range(count), "text": values, "more": range(count)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=count)
+    there = f"memory://arrow-order/{tmp_path.name}"
+    fsspec.filesystem("memory").pipe(f"{there}/a.arrow", (tmp_path / "a.arrow").read_bytes())
+
+    def pipe(folder: object) -> tp.Pipeline:
+        rows = tp.read_arrow(folder, columns).sharding_filter(4)
+        return rows.shuffle(1000, seed=0, max_bytes="1MB").batch(8)
+
+    here = pipe(tmp_path)
+    wanted = list(here)
+    assert list(pipe(there)) == wanted
+    moved = pipe(there)
+    moved.load_state_dict(here.state_at(20))
+    assert list(moved) == wanted[20:]
 
 
 # Random access

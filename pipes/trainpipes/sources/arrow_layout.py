@@ -6,7 +6,7 @@ compared: the schema, and each batch's rows, which it counts for each column, to
 (https://arrow.apache.org/docs/format/Columnar.html).
 
 
-Rows of a record batch in a local file, read piece by piece into memory of our own.
+Rows of a record batch in a file, read piece by piece; of a local one into memory of our own.
 
 A map is faster, but it kills the process when the file is cut, or its disk fails. A piece holds no bytes of
 other columns.
@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.sources.files import formats
-from trainpipes.sources.files.file_bytes import LocalBytes
 
 #: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
 Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
@@ -281,6 +280,8 @@ class Table:
 
 #: Reads a range of the file.
 Read = Callable[[int, int], pa.Buffer]
+#: Calls a function with one that reads.
+Reading = Callable[[Callable[[Read], Any]], Any]
 
 #: Bytes of a piece, and of it for each of its buffers, at least.
 PIECE, SHARE = 4 << 20, 64 << 10
@@ -297,10 +298,10 @@ def can_be_cut(kind: pa.DataType) -> bool:
 
 
 def pieces(
-    data: LocalBytes, schema: pa.Schema, span: tuple[int, int], rows: int, columns: list[int]
+    reading: Reading, schema: pa.Schema, span: tuple[int, int], rows: int, columns: list[int]
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of the ``rows`` of an uncompressed batch, whose message lies in ``span``."""
-    buffers = data.reading(partial(_buffers, span))
+    buffers = reading(partial(_buffers, span))
     places, count = {}, 0
     for number, kind in enumerate(schema.types):
         places[number], count = count, count + _count(kind)
@@ -319,7 +320,7 @@ def pieces(
         return [_rows(read, kind, iter(places), first, last) for kind, places in kinds]
 
     for first in range(0, rows, step):
-        arrays = data.reading(partial(read_rows, first, min(first + step, rows)))
+        arrays = reading(partial(read_rows, first, min(first + step, rows)))
         yield pa.RecordBatch.from_arrays(arrays, schema=chosen)
 
 

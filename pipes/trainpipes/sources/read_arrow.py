@@ -314,25 +314,34 @@ class ArrowFormat(formats.Format):
         self, data: FileBytes, layout: formats.Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
         about = _about(layout.extra)
-        if not isinstance(data, LocalBytes) or about["dictionaries"] is not None:
+        if about["dictionaries"] is not None:
             yield _batch(data, data.read(self.ranges(layout, block, columns)), layout, block)
             return
+        # Remote bytes are cut as local ones: the size of a row, and so the order, is that of the first piece.
         start, stop, rows = (int(each[block]) for each in (layout.start, layout.stop, layout.rows))
+        reading = _reading(data, start, stop)
         wanted = _places(layout.schema, columns)
-        if about["compressed"] or (stop - start <= WHOLE and len(wanted) == len(layout.schema)):
-            message = data.reading(lambda read: read(start, stop))
-            yield _batch(data, [message], layout, block)
+        small = stop - start <= WHOLE and len(wanted) == len(layout.schema)
+        if about["compressed"] or small:
+            yield _batch(data, [reading(lambda read: read(start, stop))], layout, block)
         elif all(map(arrow_layout.can_be_cut, layout.schema.types)):
             first = 0
-            for piece in arrow_layout.pieces(data, layout.schema, (start, stop), rows, wanted):
-                data.once((block, first), partial(_check, piece, len(piece)))
+            for piece in arrow_layout.pieces(reading, layout.schema, (start, stop), rows, wanted):
+                _check(data, (block, first), piece, len(piece))
                 first += len(piece)
                 yield piece
         else:  # views and unions
             begin, step = int(layout.rows[:block].sum()), max(1, rows * WHOLE // (stop - start))
-            for first in range(begin, begin + rows, step):
-                index = np.arange(first, min(first + step, begin + rows))
-                yield from self.take(data, layout, index, columns)
+            whole = None
+            if not data.local:
+                message = reading(lambda read: read(start, stop))
+                whole = _batch(data, [message], layout, block, columns)
+            for first in range(0, rows, step):
+                index = np.arange(first, min(first + step, rows))
+                if whole is None:
+                    yield from self.take(data, layout, begin + index, columns)
+                else:
+                    yield gathered(whole, index)
 
     def take(
         self, data: FileBytes, layout: formats.Layout, rows: IntArray, columns: Sequence[str] | None
@@ -383,16 +392,28 @@ def _batch(
     else:
         batch = pa.ipc.read_record_batch(pa.py_buffer(parts[0]), layout.schema)
         batch = batch.select(_places(layout.schema, columns))
-    check = partial(_check, batch, int(layout.rows[block]))
-    if data.local:
-        data.once(block, check)  # the bytes are the same each time
-    else:
-        check()
+    _check(data, block, batch, int(layout.rows[block]))
     return batch
 
 
-def _check(batch: pa.RecordBatch, rows: int) -> None:
+def _reading(data: FileBytes, start: int, stop: int) -> arrow_layout.Reading:
+    """Calls what reads ranges of a message; a remote one is fetched as a whole."""
+    if isinstance(data, LocalBytes):
+        return data.reading
+    message = pa.py_buffer(data.read([(start, stop)])[0])
+    return lambda work: work(lambda first, last: message.slice(first - start, last - first))
+
+
+def _check(data: FileBytes, key: Any, batch: pa.RecordBatch, rows: int) -> None:
     """Raise unless a batch is consistent: its readers rely on it."""
+    check = partial(_check_batch, batch, rows)
+    if data.local:
+        data.once(key, check)  # the bytes are the same each time
+    else:
+        check()
+
+
+def _check_batch(batch: pa.RecordBatch, rows: int) -> None:
     if batch.num_rows != rows:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:
