@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 import trainpipes as tp
+from delta_tables import delete_by_vector
 from iceberg_tables import lake
 from quiet_lance import lance
+from trainpipes.state import format as state_format
 
 KINDS = ["delta", "iceberg", "lance"]
 
@@ -93,3 +96,59 @@ def test_tables_are_joined_and_cut_into_windows(kind: str, tmp_path: Path) -> No
     beside = tp.zip(read(), read().rename({"x": "y", "e": "f"}))
     assert xs(beside.sample(0.5)) == xs(read().sample(0.5))
     assert len(list(read().windows(3, within="e"))) == 2 * 4 * 3
+
+
+# Deleted rows
+
+
+def delete(kind: str, folder: Path, gone: list[int]) -> None:
+    uri = str(folder / "table")
+    if kind == "lance":
+        lance.dataset(uri).delete(f"x IN ({', '.join(map(str, gone))})")
+    else:
+        (add,) = pa.table(DeltaTable(uri).get_add_actions()).to_pylist()
+        delete_by_vector(uri, add["path"], gone)
+
+
+CHOSEN: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "split": lambda table: table.split({"a": 0.5, "b": 0.5})["a"],
+    "sample, after a skip": lambda table: table.skip(3).sample(0.5),
+    "sample_by": lambda table: table.sample_by("e", largest=3),
+    "concat": lambda table: tp.concat(table.skip(3), table.skip(3)).sample(0.5),
+    "zip": lambda table: tp.zip(table, table.select("x").rename({"x": "y"})).sample(0.5),
+    "mix": lambda table: tp.mix({"only": table}, weights={"only": 1}).sample(0.5),
+}
+
+
+@pytest.mark.parametrize("how", CHOSEN)
+@pytest.mark.parametrize("kind", ["delta", "lance"])
+def test_a_deleted_row_leaves_all_others_in_their_parts(
+    kind: str, how: str, tmp_path: Path
+) -> None:
+    read, append = OF[kind](tmp_path)
+    append(0)
+    before = xs(CHOSEN[how](read()))
+    delete(kind, tmp_path, [5, 6, 17])
+    after = xs(CHOSEN[how](read()))
+    assert after == [x for x in before if x not in (5, 6, 17)]
+    assert after
+
+
+@pytest.mark.parametrize("kind", ["delta", "lance"])
+def test_states_that_left_deleted_rows_out_of_the_numbers_are_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    read, append = OF[kind](tmp_path)
+    append(0)
+    assert "row_numbers" not in read().batch(4).state_at(2)["pipeline"]
+    delete(kind, tmp_path, [5])
+    state = read().batch(4).state_at(2)
+    saved = state_format.read(state)
+    identity = json.loads(saved.pipeline)
+    del identity["data"]["row_numbers"]
+    earlier = state_format.render(saved.position, json.dumps(identity))
+    with pytest.raises(
+        tp.StateError, match='data/row_numbers: saved null, now "deleted rows counted"'
+    ):
+        read().batch(4).load_state_dict(earlier)
+    read().batch(4).load_state_dict(state)

@@ -38,6 +38,7 @@ from trainpipes.sources.common_columns import Alike, CommonColumns
 #: Blocks of a lane that a block is cut of, up to which they are asked for together although not all may be
 #: needed.
 FEW_BLOCKS = 3
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Part:
@@ -181,9 +182,11 @@ class JoinedRows(RowSource):
                 self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
         else:
             self._names: list[str] = []
+            self._first_files: list[int] = []  # of each part
             files = []
             for part in self.parts:
                 file_of_block = part.source.file_of_block
+                self._first_files.append(len(self._names))
                 files.append(
                     (np.zeros_like(part.lengths) if file_of_block is None else file_of_block)
                     + len(self._names)
@@ -202,6 +205,18 @@ class JoinedRows(RowSource):
 
     def relative_names(self) -> list[str]:
         return self._names
+
+    def deleted_rows(self, file: int) -> IntArray:
+        """By their numbers after those that the part's ``skip`` leaves out."""
+        number = int(np.searchsorted(self._first_files, file, side="right")) - 1
+        part, file = self.parts[number], file - self._first_files[number]
+        deleted_of = getattr(part.source, "deleted_rows", None)
+        if deleted_of is None:
+            return NO_ROWS
+        block = int(np.searchsorted(part.source.file_of_block, file))  # type: ignore[arg-type]
+        first = int(part.inputs.blocks.firsts[block])
+        deleted: IntArray = deleted_of(file) - max(0, part.skipped - first)
+        return deleted
 
     def place(self, block: int, row: int) -> Place:
         inputs, row_below = self.lanes[0].inputs_of(int(self.edges[block]) + row)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import reduce
 from typing import Any
@@ -58,11 +58,31 @@ def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
     return numbers
 
 
-class RowNames:
-    """Names rows for ``sample`` and ``split``: by a file's name and the row's number in it."""
+def with_deleted(rows: IntArray, deleted: IntArray) -> IntArray:
+    """The numbers of rows in a file, of which some are deleted, by those among the rows that are left.
 
-    def __init__(self, firsts: IntArray, names: Sequence[str]) -> None:
-        self._firsts = firsts
+    >>> with_deleted(np.array([0, 1, 2]), np.array([0, 2])).tolist()
+    [1, 3, 4]
+    """
+    numbers: IntArray = rows + np.searchsorted(
+        deleted - np.arange(len(deleted)), rows, side="right"
+    )
+    return numbers
+
+
+class RowNames:
+    """Names rows for ``sample`` and ``split``: by a file's name and the row's number in it.
+
+    ``deleted``: the rows of a file, by its number, that do not come, and are counted.
+    """
+
+    def __init__(
+        self,
+        firsts: IntArray,
+        names: Sequence[str],
+        deleted: Callable[[int], IntArray] | None = None,
+    ) -> None:
+        self._firsts, self._deleted = firsts, deleted
         digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
         self._files = np.frombuffer(b"".join(d[:8] for d in digests), dtype="<u8").astype(np.uint64)
 
@@ -72,8 +92,11 @@ class RowNames:
     def hashes(self, ids: IntArray) -> HashArray:
         """The hash of each row, by its number in file order over all files."""
         file = np.searchsorted(self._firsts, ids, side="right") - 1
-        row = (ids - self._firsts[file]).astype(np.uint64)
-        return mix(self._files[file] ^ mix((row + np.uint64(1)) * _GOLDEN))
+        row = ids - self._firsts[file]
+        for number in [] if self._deleted is None else np.unique(file).tolist():
+            if len(deleted := self._deleted(number)):  # type: ignore[misc]
+                row[file == number] = with_deleted(row[file == number], deleted)
+        return mix(self._files[file] ^ mix((row.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
 
 
 class _Shifted(RowNames):
@@ -186,7 +209,7 @@ def row_names(inputs: Inputs) -> RowNames:
         return RowNames(np.zeros(1, dtype=np.int64), [""])
     names = file_names(inputs)
     block = np.searchsorted(files, np.arange(len(names)))
-    return RowNames(inputs.blocks.firsts[block], names)
+    return RowNames(inputs.blocks.firsts[block], names, getattr(source, "deleted_rows", None))
 
 
 class _MixedNames(RowNames):

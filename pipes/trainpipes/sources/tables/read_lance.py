@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray, need, require
 from trainpipes.columns.arrays import one_chunk, to_numpy
+from trainpipes.engine.planning.row_names import with_deleted
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.interfaces.source import Place, RandomAccessSource
 from trainpipes.sources.files.file_reader import cut_evenly
@@ -20,7 +21,7 @@ from trainpipes.sources.files.formats import chosen, inner_paths, one_line
 from trainpipes.sources.files.list_files import digest
 from trainpipes.sources.parquet_filter import check_fits, checked_filter, needed_columns
 from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
-from trainpipes.sources.tables.table_files import TableFields
+from trainpipes.sources.tables.table_files import COUNTED, NO_ROWS, TableFields
 
 #: Rows of a block, at most, and those that the size of a row is taken from.
 BLOCK_ROWS, SAMPLED_ROWS = 8192, 256
@@ -142,7 +143,8 @@ class LanceRows(RandomAccessSource):
         self.file_of_block = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         self._starts: IntArray = np.append(0, np.cumsum(self.lengths))
         self._first_row: IntArray = np.append(0, np.cumsum(rows)).astype(np.int64)
-        self._rows_of: dict[int, IntArray] = {}
+        #: Of fragments; set once they are asked for.
+        self._deleted_rows: dict[int, IntArray] = {}
         self.epoch_files = [f"version/{table.version}"]
         self._content, self._newest = digest([path for paths in files for path in paths]), newest
 
@@ -196,20 +198,25 @@ class LanceRows(RandomAccessSource):
         fragment = int(self.file_of_block[block])  # type: ignore[index]
         row = int(self._starts[block] - self._first_row[fragment]) + row
         if self._deleted[fragment]:
-            row = int(self._rows_in_file(fragment)[row])
+            numbers = np.array([row], dtype=np.int64)
+            row = int(with_deleted(numbers, self.deleted_rows(fragment))[0])
         return Place(self._first_name[fragment], row=row)
 
-    def _rows_in_file(self, fragment: int) -> IntArray:
-        """Where the rows of a fragment stand in it, those counted that are deleted."""
-        if fragment not in self._rows_of:
+    def deleted_rows(self, fragment: int) -> IntArray:
+        if not self._deleted[fragment]:
+            return NO_ROWS
+        if fragment not in self._deleted_rows:
             fragment_rows = self._table.get_fragments()[fragment]
             found = fragment_rows.to_table(columns=[], with_row_address=True).column(0)
             rows = to_numpy(one_chunk(found)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
-            self._rows_of[fragment] = rows.astype(np.int64)
-        return self._rows_of[fragment]
+            every = np.arange(len(rows) + self._deleted[fragment], dtype=np.int64)
+            self._deleted_rows[fragment] = np.setdiff1d(every, rows.astype(np.int64))
+        return self._deleted_rows[fragment]
 
     def block_key(self, block: int) -> Any:
-        return [self._content, int(self._table.version), block, int(self.lengths[block])]
+        key = [self._content, int(self._table.version), block, int(self.lengths[block])]
+        fragment = int(self.file_of_block[block])  # type: ignore[index]
+        return [key, COUNTED] if self._deleted[fragment] else key
 
     def fingerprint(self) -> dict[str, Any]:
         rows = int(self._starts[-1])
@@ -218,6 +225,7 @@ class LanceRows(RandomAccessSource):
             "version": int(self._table.version),
             "rows": rows,
             "files": self._content,
+            **(COUNTED if any(self._deleted) else {}),
         }
 
     def describe(self) -> list[tuple[str, str]]:

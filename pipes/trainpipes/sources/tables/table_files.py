@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
+from trainpipes.engine.planning.row_names import with_deleted
 from trainpipes.errors import DataError, known_name
 from trainpipes.interfaces.source import Place
 from trainpipes.sources import parquet_filter
@@ -127,6 +128,8 @@ def _has_struct(kind: pa.DataType) -> bool:
 
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+#: What a state says of deleted rows: ``sample`` and ``split`` know rows by their numbers in a file.
+COUNTED = {"row_numbers": "deleted rows counted"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +223,7 @@ def rows_of(
     described = [("version", f"{version.number}{', the newest' if version.newest else ''}")]
     described += [("deleted rows", many)]
     besides: dict[str, Any] = {"table": version.table, "version": version.number}
+    besides |= COUNTED if any(gone) else {}
     unread = None
     if filter is not None:
         unread = np.ones(len(rows), dtype=np.bool_)
@@ -388,9 +392,16 @@ class TableSource(FileSource):
         root = f"{known_name(self.root).rstrip('/')}/"
         return [name.removeprefix(root) for name in self.files.known_names()]
 
+    def deleted_rows(self, file: int) -> IntArray:
+        layout: Any = self.layouts[file]
+        deleted: IntArray = layout.deleted
+        return deleted
+
     def place(self, block: int, row: int) -> Place:
-        place = super().place(block, row)
-        layout: Any = self.layouts[int(self.file_of_block[block])]
-        deleted, row = layout.deleted, int(self.begins[block]) + row
-        before = np.searchsorted(deleted - np.arange(len(deleted)), row, side="right")
-        return dataclasses.replace(place, row=row + int(before))
+        numbers = np.array([int(self.begins[block]) + row], dtype=np.int64)
+        numbers = with_deleted(numbers, self.deleted_rows(int(self.file_of_block[block])))
+        return dataclasses.replace(super().place(block, row), row=int(numbers[0]))
+
+    def block_key(self, block: int) -> Any:
+        key = super().block_key(block)
+        return [key, COUNTED] if len(self.deleted_rows(int(self.file_of_block[block]))) else key
