@@ -95,6 +95,42 @@ def test_where_the_folder_lies_has_no_part_in_it(folder, monkeypatch):
         assert parts_of(tp.list_files(moved).read_parquet()) == before, moved
 
 
+@pytest.mark.parametrize("below", ["", "*.bin", "**"])
+def test_a_file_that_comes_beside_the_only_one_moves_none_of_its_rows(below, tmp_path):
+    """Memory maps: of bare numbers, in a folder or by a glob."""
+    folder = tmp_path / "ids"
+    (folder / "en").mkdir(parents=True)
+    np.arange(400, dtype=np.uint16).tofile(folder / "en" / "a.bin")
+    asked = folder / "en" if below != "**" else folder
+
+    def firsts() -> list[int]:
+        rows = tp.from_memmap(asked / below, dtype="uint16", length=4).sample(0.5)
+        return [int(row["input_ids"][0]) for row in rows]
+
+    before = firsts()
+    (folder / "de").mkdir()
+    for path in (folder / "de" / "a.bin", folder / "en" / "b.bin"):
+        (1000 + np.arange(400, dtype=np.uint16)).tofile(path)
+    assert [n for n in firsts() if n < 1000] == before
+    assert max(firsts()) >= 1000
+
+
+def test_a_state_of_the_only_map_of_a_glob_says_its_name(tmp_path):
+    np.arange(400, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    states = {
+        path: tp.from_memmap(tmp_path / path, dtype="uint16", length=4).batch(4).state_at(3)
+        for path in ("a.bin", "*.bin")
+    }
+    with pytest.raises(tp.StateError, match="data/names: saved null, now"):
+        tp.from_memmap(tmp_path / "*.bin", dtype="uint16", length=4).batch(4).load_state_dict(
+            states["a.bin"]
+        )
+    os.rename(tmp_path / "a.bin", tmp_path / "b.bin")
+    tp.from_memmap(tmp_path / "b.bin", dtype="uint16", length=4).batch(4).load_state_dict(
+        states["a.bin"]
+    )
+
+
 def test_row_groups_orders_epochs_and_topologies_have_no_part_in_it(folder):
     rows = tp.list_files(folder / "data").read_parquet()
     expected = parts_of(rows)

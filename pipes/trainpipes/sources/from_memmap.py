@@ -24,8 +24,9 @@ from trainpipes.columns.columns import from_columns
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.planning.row_names import names_below
 from trainpipes.filesystems.places import MANIFEST
-from trainpipes.filesystems.systems import is_local
+from trainpipes.filesystems.systems import is_local, listed_as
 from trainpipes.interfaces.read_columns import Ragged
 from trainpipes.interfaces.source import Place, RandomAccessSource, even_blocks
 from trainpipes.interfaces.stage_kinds import Source
@@ -183,8 +184,12 @@ class MemmapDataset(Dataset[Any]):
                     )
 
     def relative_names(self) -> list[str]:
-        """Names of the files below the folder that was asked for; none for a single file."""
-        if len(self.paths) == 1:
+        """Names of the files below the folder that was asked for, or the one before a glob's first wildcard;
+        none for a single file that was named itself.
+        """
+        asked = self.options["path"]
+        urls = [asked] if isinstance(asked, str) else asked
+        if len(self.paths) == 1 and self._found[0] in map(listed_as, urls):
             return [""]
         return [os.path.relpath(path, self._folder) for path in self.paths]
 
@@ -217,8 +222,11 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
             if os.path.dirname(name) in no_maps:
                 raise mapped_rows.no_memmap(name)
         names = list(folders)
+    if os.path.isdir(absolute):
+        return names, absolute
+    below = names_below([path] if isinstance(path, str) else path, names)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
-    return names, absolute if os.path.isdir(absolute) else within
+    return names, names[0].removesuffix(below[0]) if below else within
 
 
 def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any) -> dict[str, Any]:
@@ -383,12 +391,12 @@ class MemmapSource(RandomAccessSource):
         return self._dataset.relative_names()
 
     def fingerprint(self) -> dict[str, Any]:
-        files = self._dataset.files
+        files, names = self._dataset.files, self.relative_names()
         return {
             "files": len(files),
             "rows": len(self._dataset),
             "columns": [str(c) for c in self._dataset.columns],
-            **({"names": digests(self.relative_names())} if len(files) > 1 else {}),
+            **({"names": digests(names)} if names != [""] else {}),
             "digest": short_digest(json.dumps([file.identity for file in files]).encode()),
         }
 
