@@ -115,6 +115,20 @@ def test_a_file_that_comes_beside_the_only_one_moves_none_of_its_rows(below, tmp
     assert max(firsts()) >= 1000
 
 
+@pytest.mark.parametrize("read", ["read_images", "read_bytes"])
+def test_rows_that_are_files_stay_in_their_parts_by_their_paths(read, tmp_path):
+    def kept() -> set[str]:
+        rows = getattr(tp.list_files(tmp_path), read)()
+        return {row["path"] for row in rows.split(PARTS, key="path")["train"]}
+
+    for n in range(10, 40):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        (tmp_path / "cat" / f"{n}.png").write_bytes(b"...")
+    before = kept()
+    (tmp_path / "cat" / "0.png").write_bytes(b"...")
+    assert kept() - {str(tmp_path / "cat" / "0.png")} == before
+
+
 def test_a_state_of_the_only_map_of_a_glob_says_its_name(tmp_path):
     np.arange(400, dtype=np.uint16).tofile(tmp_path / "a.bin")
     states = {

@@ -183,7 +183,9 @@ class Sample(DrawnOnce):
     """Keep a fraction of the rows: always the same ones.
 
     A hash of the row's file name, relative to the folder given, and of its number in the file
-    chooses. A smaller fraction keeps some of the rows of a larger fraction; a second ``sample`` or
+    chooses. Where each file is a row (``read_images``, ``read_bytes``, ``list_files`` alone), and where there
+    are no files, it is the row's number, which moves as files come: ``key="path"`` keeps rows of the first
+    two where they are. A smaller fraction keeps some of the rows of a larger fraction; a second ``sample`` or
     ``split`` in the same chain needs another seed.
 
     Args:
