@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import trainpipes as tp
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import require, whole_number, wrong
 from trainpipes_recipes.inputs import Input
 from trainpipes_recipes.prompts import prompts
 
@@ -104,7 +104,8 @@ def generate(
     Args:
         rows: in the order in which they are to be written; of a single shard, without a shuffle.
         answer: makes a row's answer; is called by ``in_flight`` threads.
-        output: folder; holds "part-00000.parquet" and so on, and ".state.json".
+        output: folder, new, empty, or of an earlier call; holds "part-00000.parquet" and so on, and
+            ".state.json".
         column: for the answers; one that rows do not have.
         in_flight: calls at a time.
         rows_per_file: rows in each file; files written last may have fewer.
@@ -115,7 +116,7 @@ def generate(
         How many rows are in the folder.
 
     Raises:
-        ConfigError: rows have that column already.
+        ConfigError: rows have that column already, or the folder holds other files.
         DataError: a row or an answer cannot be written, or not in one file with those before it.
     """
     whole_number(in_flight, 1, "generate(in_flight)")
@@ -134,19 +135,26 @@ def generate(
         saved = json.loads((output / STATE).read_text())
         queue.load_state_dict(saved["queue"])
         parts, count = saved["parts"], saved["rows"]
-    for path in output.glob("part-*.parquet"):
-        if int(path.stem.removeprefix("part-")) >= parts:  # written, and not noted as done
-            path.unlink()
+        part_of(output, parts).unlink(missing_ok=True)  # written, and not noted as done
+    elif others := sorted(name for name in os.listdir(output) if not name.startswith(".")):
+        way = "give another one, which is empty or not there yet"
+        raise wrong("generate(output)", "a folder without other files", others, way)
 
-    answers: queues.SimpleQueue[tuple[tp.Work, Any]] = queues.SimpleQueue()
+    answers: queues.SimpleQueue[tuple[tp.Work | None, Any]] = queues.SimpleQueue()
 
     def work_on() -> None:
-        for work in queue:
-            try:
-                check_row(work.item, column)
-                answers.put((work, answer(work.item)))
-            except Exception as error:
-                answers.put((work, error))
+        try:
+            for work in queue:
+                try:
+                    check_row(work.item, column)
+                    answers.put((work, answer(work.item)))
+                except Exception as error:
+                    answers.put((work, error))
+        except BaseException as error:
+            answers.put((None, error))
+
+    def note() -> None:
+        write(output / STATE, {"queue": queue.state_dict(), "parts": parts, "rows": count})
 
     threads = [threading.Thread(target=work_on, daemon=True) for _ in range(in_flight)]
     for thread in threads:
@@ -163,6 +171,8 @@ def generate(
             except queues.Empty:
                 waits = True
             else:
+                if work is None:  # of reading
+                    raise generated
                 if isinstance(generated, Exception):
                     failed[work.key] += 1
                     if failed[work.key] >= tries:
@@ -178,13 +188,15 @@ def generate(
                 while ordered and (0, count + len(ready)) in held:
                     ready.append(tp.WorkKey(0, count + len(ready)))
             if len(ready) >= rows_per_file or (waits and ready and len(held) == queue.in_flight):
+                if not parts:
+                    note()  # so that after a kill the file is known
                 save(output, parts, [held.pop(key) for key in ready])
                 for key in ready:
                     queue.done(key)
                 parts, count = parts + 1, count + len(ready)
                 ready.clear()
                 last.clear()
-                write(output / STATE, {"queue": queue.state_dict(), "parts": parts, "rows": count})
+                note()
             elif waits and not any(thread.is_alive() for thread in threads) and not held:
                 return count
     finally:
@@ -236,7 +248,11 @@ def naming(column: str) -> Iterator[None]:
 def save(output: Path, number: int, rows: list[dict[str, Any]]) -> None:
     """A file, whole or not there."""
     pq.write_table(table_of(rows), output / ".new")
-    os.replace(output / ".new", output / f"part-{number:05d}.parquet")
+    os.replace(output / ".new", part_of(output, number))
+
+
+def part_of(output: Path, number: int) -> Path:
+    return output / f"part-{number:05d}.parquet"
 
 
 def write(path: Path, value: Any) -> None:

@@ -75,16 +75,16 @@ def main(
     groups: queues.Queue[Any] = queues.Queue(2 * args.batch_size)  # so that rollouts are not stale
 
     def roll_out() -> None:
-        for work in queue:
-            try:
+        try:
+            for work in queue:
                 time.sleep(random.random() * args.latency)
                 with weights:
                     ids = answers(model, work.item["input_ids"], args)
                 texts = tokenizer.batch_decode(ids[:, len(work.item["input_ids"]) :])
                 judged = [(reward or likeness)(text, work.item) for text in texts]
                 groups.put((work, ids, torch.tensor(judged)))
-            except Exception as error:
-                groups.put((work, error, None))
+        except BaseException as error:
+            groups.put((None, error, None))
 
     threads = [threading.Thread(target=roll_out, daemon=True) for _ in range(args.threads)]
     for thread in threads:
@@ -99,7 +99,7 @@ def main(
                     if any(thread.is_alive() for thread in threads):
                         continue
                     break
-                if isinstance(ids, Exception):
+                if work is None:  # its thread ended
                     raise ids
                 if rewards.max() - rewards.min() > 0:
                     chosen.append((work, ids, rewards))

@@ -21,7 +21,7 @@ import pytest
 import trainpipes as tp
 from interpreters import pid_of, python
 from recipes.generate_runs import ROWS, run
-from trainpipes_recipes.generate import generate, main
+from trainpipes_recipes.generate import generate, main, write
 
 
 @pytest.mark.parametrize("order", ["ordered", "as they come"])
@@ -66,6 +66,57 @@ def test_an_error_that_stays_ends_all_and_loses_nothing(tmp_path: Path) -> None:
     assert generate(rows, lambda row: -row["id"], tmp_path, in_flight=4, rows_per_file=5) == 40
     found = pq.read_table(tmp_path, filters=None).to_pylist()
     assert found == [{"id": n, "response": -n} for n in range(40)]
+
+
+def test_rows_that_cannot_be_read_end_all_and_lose_nothing(tmp_path: Path) -> None:
+    def damaged(row: dict[str, int]) -> dict[str, int]:
+        if row["id"] == 20:
+            raise ValueError("20 is damaged")
+        return row
+
+    options: dict[str, Any] = {"in_flight": 2, "rows_per_file": 5}
+    rows = tp.from_dataset([{"id": n} for n in range(40)])
+    with pytest.raises(ValueError, match="20 is damaged"):
+        generate(rows.map(damaged), lambda row: -row["id"], tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", ["part-00000.parquet", "part-00007.parquet", "notes.txt"])
+def test_files_of_others_are_refused_and_stay(name: str, tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"id": n} for n in range(4)])
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(tp.ConfigError, match="must be a folder without other files, got") as caught:
+        generate(rows, str, tmp_path, in_flight=2)
+    assert name in str(caught.value)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_files_that_come_later_stay(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"id": n} for n in range(4)])
+    assert generate(rows, str, tmp_path, in_flight=2) == 4
+    for name in ("part-00007.parquet", "part-00003-abc.parquet"):
+        (tmp_path / name).write_text("mine")
+        assert generate(rows, str, tmp_path, in_flight=2) == 4
+        assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_first_file_that_was_not_noted_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = []
+
+    def stops(path: Path, value: Any) -> None:
+        times.append(path)
+        if len(times) == 2:
+            raise OSError("no space")
+        write(path, value)
+
+    rows = tp.from_dataset([{"id": n} for n in range(20)])
+    monkeypatch.setattr("trainpipes_recipes.generate.write", stops)
+    with pytest.raises(OSError, match="no space"):
+        generate(rows, lambda row: row["id"], tmp_path, in_flight=2, rows_per_file=5)
+    assert len([*tmp_path.glob("part-*")]) == 1
+    assert generate(rows, lambda row: row["id"], tmp_path, in_flight=2, rows_per_file=5) == 20
+    assert pq.read_table(tmp_path)["response"].to_pylist() == [*range(20)]
 
 
 @pytest.mark.parametrize("option", ["in_flight", "rows_per_file"])

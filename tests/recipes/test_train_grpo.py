@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import trainpipes as tp
 from interpreters import pid_of, python
 from torch_settings import torch_as_before
 from trained import TRAINER
@@ -91,6 +92,16 @@ def test_prompts_that_are_always_answered_do_not_come_again(
     assert len(seen) == ROWS
     again = [times for times in seen.values() if times > 4]
     assert len(again) <= 4 * 4 + 4  # those that were under way when the next epoch began
+
+
+def test_prompts_that_cannot_be_read_end_the_run(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sums.parquet"
+    table = pa.table({"prompt": [f"{k} + {k} =" for k in range(ROWS)], "answer": range(ROWS)})
+    pq.write_table(table, path, row_group_size=ROWS // 2, compression="NONE", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"30 + 30 =", b"\xff" * 9))
+    with pytest.raises(tp.UnreadableError, match=r"sums.parquet"):
+        train(data, tmp_path / "run", 3, "--files", str(path), reward=letters)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_one_answer_to_a_prompt_teaches_nothing_and_is_refused(
