@@ -43,7 +43,8 @@ def classification(
 
     Each is a dict of tensors, B = ``batch_size``, L its longest row, C the number of classes:
 
-        input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
+        input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding; or
+                         before them, where the tokenizer pads on the left, as models such as XLNet need
         attention_mask   int64 [B, L]: 1 on tokens, 0 on padding
         token_type_ids   int64 [B, L], for pairs: which of the two texts a token belongs to; not with "bytes"
                          or tiktoken, which write a pair as a single text, with an empty line in between

@@ -390,7 +390,7 @@ class Input:
         """Padded batches of rows of token ids, or of rows packed to so many tokens."""
         if packed is None:
             batches = rows.batch(batch_size, drop_last=drop_last)
-            return balanced(batches, balance, train).pad_collate()
+            return balanced(batches, balance, train).pad_collate(padding_side="right")
         # Each shard packs its own, and keeps the rest; all rows were looked at.
         batches = rows.pack(packed, seed=seed, on_error="keep").batch(batch_size)
         return balanced(batches, balance, train).pad_collate()

@@ -70,4 +70,4 @@ def masked_lm(
         rows = rows.tokenize(tokenizer, text, max_length=max_length, on_error=on_error)
     rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     rows = rows.mask_tokens(mlm_probability, whole_words=whole_words, seed=seed)
-    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()
+    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(padding_side="right")

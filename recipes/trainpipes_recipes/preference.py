@@ -146,6 +146,7 @@ def preference(
         rows = rows.select(*columns)
     rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
+        padding_side="right",
         mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
         columns={f"{side}_labels": {"value": -100} for side in SIDES},
     )

@@ -62,4 +62,4 @@ def seq2seq(
         )  # fmt: skip
     rows = data.arrange(rows, train, buffer_size, seed, num_shards, cache)
     batches = rows.batch(batch_size, drop_last=train and drop_last)
-    return batches.pad_collate(mask={"input_ids": "attention_mask"})
+    return batches.pad_collate(padding_side="right", mask={"input_ids": "attention_mask"})

@@ -149,13 +149,13 @@ def speech(
     normalize = normalize and not spectrograms
     batches = batches.decode_audio(output, sampling_rate, normalize=normalize, **reading)
     if not spectrograms:
-        return batches.pad_collate(mask={output: "attention_mask"})
+        return batches.pad_collate(padding_side="right", mask={output: "attention_mask"})
     batches = batches.log_mel(
         num_mels, column=output, sampling_rate=sampling_rate, pad_seconds=max_seconds
     )
     if augment and train:
         batches = batches.mask_spans(seed=seed)
-    return batches.pad_collate(mask=False)
+    return batches.pad_collate(padding_side="right", mask=False)
 
 
 class WithoutStart(TableStage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections import Counter
@@ -126,6 +127,23 @@ def test_sft_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
     found = list(sft(files, tokenizer, buffer_size=1000, seed=5))
     every = [plain_sft(some, tokenizer) for some in cut(in_order(files, 8), 8)]
     assert_same(found, every[:-1])  # of 2 rows
+
+
+@pytest.mark.parametrize("name", ["sft", "seq2seq", "preference", "masked_lm"])
+def test_padding_comes_after_the_text_also_where_a_tokenizer_pads_on_the_left(
+    name: str, tokenizer: Any
+) -> None:
+    right, left = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    right.mask_token = left.mask_token = "<eos>"
+    left.padding_side = "left"
+    columns = {"sft": "prompt response", "seq2seq": "prompt response", "masked_lm": "text"}
+    names = columns.get(name, "prompt chosen rejected").split()
+    columns_of_texts = [texts(40, seed=n) for n in range(len(names))]
+    rows = tp.from_arrow(pa.table(columns_of_texts, names))
+    options = {"batch_size": 8, "num_shards": 1, "on_error": "keep"}
+    pipes = [tp.recipe(name, rows, each, **options) for each in (left, right)]
+    assert_same(*map(list, pipes))
+    pipes[0].load_state_dict(pipes[1].state_dict())
 
 
 def test_packed_rows_of_sft_hold_each_pair_once(files: Path, tokenizer: Any) -> None:
