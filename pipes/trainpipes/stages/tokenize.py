@@ -13,15 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.checks import (
-    Count,
-    IntArray,
-    Text,
-    column_names,
-    require,
-    several,
-    whole_number,
-)
+from trainpipes._internal import checks
+from trainpipes._internal.checks import Count, IntArray, Text, column_names, require, several
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes.columns import arrays
@@ -36,7 +29,7 @@ from trainpipes.interfaces.stage import Stage, Tally, made_once
 from trainpipes.stages.columns import taken
 from trainpipes.stages.tokenizing import Tokenizes, WereCut
 from trainpipes.tokenizers.adapters import Function
-from trainpipes.tokenizers.engine import Affixes, Pair, Ragged, assemble
+from trainpipes.tokenizers.engine import Affixes, Pair, Ragged, TokenizerEngine, assemble
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
@@ -180,7 +173,7 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
 
 def end_token(value: Any, option: str) -> None:
     if not isinstance(value, bool | str):
-        whole_number(value, 0, option, "True, False, a token or its id", most=2**31 - 1)
+        checks.whole_number(value, 0, option, "True, False, a token or its id", most=2**31 - 1)
 
 
 class Tokenize(Tokenizes):
@@ -211,7 +204,8 @@ class Tokenize(Tokenizes):
             Special tokens written out in a text become special tokens, except with tiktoken and
             SentencePiece.
         columns: a column, whose ids become "input_ids"; a list, of which "prompt" becomes
-            "prompt_ids"; or a dict from text columns to columns of ids.
+            "prompt_ids"; or a dict from text columns to columns of ids, of which "labels" are
+            encoded as targets: see ``text_target`` of transformers.
         concat: instead of ``columns``: several, each tokenized by itself, joined into "input_ids".
         pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids".
             ``max_length`` cuts the longer text first.
@@ -221,8 +215,8 @@ class Tokenize(Tokenizes):
         truncation_side: "right" cuts the end of the text, "left" its start; joined columns count as
             one text.
         add_special_tokens: put prefix and suffix around the text.
-        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; or
-            a token or id to end it with.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix has it;
+            or a token or id to end it with.
         labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and
             of the end token, and -100 elsewhere; with True all of "input_ids". If the text's end is
             cut off, the label of the end token is -100.
@@ -267,7 +261,7 @@ class Tokenize(Tokenizes):
     engine: Literal["auto", "tokenizers"] = "auto"
 
     def check(self) -> None:
-        _ = self._template, self._outputs, self._labelled  # raises for options that do not fit
+        _ = self._template, self._labelled, self._makers  # raises for options that do not fit
         both = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and both:
             why = f"keeps the text column {both[0]!r}, and the ids would have that name too"
@@ -314,6 +308,8 @@ class Tokenize(Tokenizes):
         shaping["engine"] = self.maker.package()
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
+        if (targets := self._makers.get("labels", self.maker)) is not self.maker:
+            shaping["targets"] = targets.fingerprint()
         shaping = {k: v for k, v in shaping.items() if v is not None}
         return {"stage": self.name, "tokenizer": self.maker.fingerprint(), **shaping}
 
@@ -340,13 +336,22 @@ class Tokenize(Tokenizes):
         raise ConfigError(f'{why}; give it: add_eos="<token>" or add_eos=<id>')
 
     @cached_property
-    def _affixes(self) -> Affixes:
-        prefix, suffix = self.maker.affixes() if self.add_special_tokens else ((), ())
-        end = self._end()
-        if end is not None and suffix[-1:] != (end,):
-            suffix = (*suffix, end)
-        self._check_room(len(prefix) + len(suffix))
-        return prefix, suffix
+    def _makers(self) -> dict[str, TokenizerEngine]:
+        """What makes each column of ids."""
+        own = self.maker
+        return {name: own.targets if name == "labels" else own for name in self._outputs}
+
+    @cached_property
+    def _affixes(self) -> dict[str, Affixes]:
+        """The special tokens around the texts of each column of ids."""
+        affixes, end = {}, self._end()
+        for output, maker in self._makers.items():
+            prefix, suffix = maker.affixes() if self.add_special_tokens else ((), ())
+            if end is not None and end not in suffix:
+                suffix = (*suffix, end)
+            self._check_room(len(prefix) + len(suffix))
+            affixes[output] = prefix, suffix
+        return affixes
 
     def _check_room(self, special: int) -> None:
         room = self.max_length
@@ -400,20 +405,17 @@ class Tokenize(Tokenizes):
         if self.pair:
             first, second = (texts[name] for name in self._texts)
             return self._encode_pairs((first, second), numbers)
+        outputs: Mapping[str, Sequence[str]] = self._outputs
         if self._template is not None:
-            texts = {"": self._template.fill(texts)}
-            outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
-        else:
-            outputs = self._outputs
-        prefix, suffix = self._affixes
-        limit = self.max_length
-        room = None if limit is None else limit - len(prefix) - len(suffix)
-        side = self.truncation_side
+            texts, outputs = {"": self._template.fill(texts)}, {"input_ids": [""]}
+        limit, side = self.max_length, self.truncation_side
         columns: dict[str, Ragged] = {}
         cut = None
         for output, names in outputs.items():
-            segments = [self.maker.encode(texts[name], numbers) for name in names]
-            self._warn_of_second(segments, self._affixes, self._end())
+            prefix, suffix = affixes = self._affixes[output]
+            room = None if limit is None else limit - len(prefix) - len(suffix)
+            segments = [self._makers[output].encode(texts[name], numbers) for name in names]
+            self._warn_of_second(segments, affixes, self._end())
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             used = pieces[:, 1:-1].sum(axis=1)
@@ -426,7 +428,7 @@ class Tokenize(Tokenizes):
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
-        suffix = self._affixes[1]
+        suffix = self._affixes["input_ids"][1]
         ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.special.ends.values())
         if self._labelled is True:
             values = ids.values.copy()

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,8 @@ from trainpipes.tokenizers.engine import (
     Special,
     TokenizerEngine,
     digest,
+    has_targets,
+    no_language,
     read,
     utf8,
 )
@@ -102,8 +104,9 @@ class Function(TokenizerEngine):
 class Slow(TokenizerEngine):
     """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, text: Literal["text", "text_target"] = "text") -> None:
         super().__init__(type(tokenizer).__name__)
+        self._text_option = text
         # The program goes on with the object, and may change it.
         self._tokenizer = copy.deepcopy(tokenizer)
 
@@ -113,8 +116,19 @@ class Slow(TokenizerEngine):
     def _ids(self, texts: list[str], special: bool) -> Any:
         off = ("padding", "truncation", "return_attention_mask", "return_token_type_ids", "verbose")
         with self.turn:
-            encoding = self.loaded(texts, add_special_tokens=special, **dict.fromkeys(off, False))
+            texts_of = {self._text_option: texts}
+            encoding = self.loaded(
+                **texts_of, add_special_tokens=special, **dict.fromkeys(off, False)
+            )
         return encoding["input_ids"]
+
+    @locks.cached_property
+    def targets(self) -> TokenizerEngine:
+        if not has_targets(self._tokenizer):
+            return self
+        if getattr(self._tokenizer, "tgt_lang", "") is None:
+            raise no_language(self)
+        return Slow(self._tokenizer, "text_target")
 
     def runs_on(self) -> str:
         return "transformers, in Python, by one thread at a time"
@@ -162,7 +176,10 @@ class Slow(TokenizerEngine):
         return digest(content.encode("utf-8", "surrogatepass"))
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+        found = {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+        if self._text_option == "text_target":
+            found["language"] = getattr(self._tokenizer, "tgt_lang", None)
+        return found
 
 
 def _says_where(option: str) -> bool:

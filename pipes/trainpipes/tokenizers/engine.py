@@ -248,6 +248,11 @@ class TokenizerEngine(Loaded):
         rule = "needs a tokenizer that knows how a pair is written"
         raise errors.ConfigError(f"pair=True {rule}, and {self} does not: {way}")
 
+    @cached_property
+    def targets(self) -> TokenizerEngine:
+        """What makes labels: itself, but for translation, where these are of another language."""
+        return self
+
     def runs_on(self) -> str:
         return type(self).__name__.lower()
 
@@ -288,6 +293,17 @@ class TokenizerEngine(Loaded):
 
     def _text(self, ids: list[int]) -> str:
         return ""
+
+
+def has_targets(tokenizer: Any) -> bool:
+    """Whether a tokenizer of transformers has a mode of its own for labels."""
+    return hasattr(tokenizer, "_switch_to_target_mode")
+
+
+def no_language(tokenizer: object) -> errors.ConfigError:
+    way = "AutoTokenizer.from_pretrained(name, src_lang=..., tgt_lang=...)"
+    said = f"the tokenizer {tokenizer} writes the language of labels beside them"
+    return errors.ConfigError(f"{said}, and does not know which: give {way}")
 
 
 def read(path: str) -> bytes:

@@ -7,6 +7,7 @@ with ``tokenizers``. Its own threads would not survive a fork: it runs on the ca
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ from trainpipes.tokenizers.engine import (
     TokenizerEngine,
     assemble,
     digest,
+    has_targets,
+    no_language,
     read,
     settle,
 )
@@ -173,6 +176,9 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 #: What a ``tokenizer_config.json`` says, and objects of transformers have as attributes.
 NAMED = ("eos_token", "pad_token", "padding_side", "mask_token")
 
+#: How classes of transformers begin that write the language beside a text.
+OF_LANGUAGES = ("MBart", "Nllb", "PLBart", "SeamlessM4T")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -204,6 +210,11 @@ class HuggingFace(TokenizerEngine):
             with suppress(OSError, ValueError, RecursionError):
                 beside = Path(tokenizer).with_name("tokenizer_config.json").read_bytes()
                 named |= json.loads(beside)
+            languages = "src_lang" in named or str(named.get("tokenizer_class")).startswith(
+                OF_LANGUAGES
+            )
+            #: The post-processor of labels; None if it is the same, False if their language is not known.
+            self._of_labels: Any = False if languages else None
         else:
             try:
                 text = getattr(tokenizer, "backend_tokenizer", tokenizer).to_str()
@@ -212,6 +223,7 @@ class HuggingFace(TokenizerEngine):
                 way = "lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
                 raise errors.ConfigError(f"{said}; give a function instead: {way}") from error
             self._content = text.encode()
+            self._of_labels = post_processor_of_labels(tokenizer)
         entries = {k: v.get("content") if isinstance(v := named[k], dict) else v for k in NAMED}
         self._said = {k: v if isinstance(v, str) else None for k, v in entries.items()}
 
@@ -233,6 +245,21 @@ class HuggingFace(TokenizerEngine):
         return plain, Checked(
             partial(self._faster, self._content), partial(encode_all, plain), str(self)
         )
+
+    @cached_property
+    def targets(self) -> TokenizerEngine:
+        from tokenizers import Tokenizer
+
+        if self._of_labels is False:
+            raise no_language(self)
+        if self._of_labels is None:
+            return self
+        content = json.loads(self._content) | {"post_processor": self._of_labels}
+        plain = Tokenizer.from_str(json.dumps(content))
+        targets = HuggingFace(plain, "auto" if self._fast else "tokenizers")
+        targets._name, targets._said = self._name, self._said
+        targets._splits_special = self._splits_special
+        return targets
 
     @property
     def _plain(self) -> Any:
@@ -391,6 +418,17 @@ class HuggingFace(TokenizerEngine):
 
     def _text(self, ids: list[int]) -> str:
         return str(self._plain.decode(ids, skip_special_tokens=False))
+
+
+def post_processor_of_labels(tokenizer: Any) -> Any:
+    """See ``HuggingFace``."""
+    if not has_targets(tokenizer):
+        return None
+    if getattr(tokenizer, "tgt_lang", "") is None:
+        return False
+    own = copy.deepcopy(tokenizer)
+    own._switch_to_target_mode()
+    return json.loads(own.backend_tokenizer.to_str())["post_processor"]
 
 
 def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:
