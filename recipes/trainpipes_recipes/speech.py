@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
 from trainpipes_recipes.folders import rooted
-from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
+from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented, whole_number
 
 __all__ = ["speech"]
+
+log = logging.getLogger("trainpipes")
 
 #: How Whisper's tokenizer begins a text; the model puts it before the labels by itself.
 START = "<|startoftranscript|>"
@@ -36,8 +40,9 @@ def speech(
     sampling_rate: int = 16_000,
     num_mels: int = 80,
     max_seconds: float = 30.0,
-    max_length: int = 448,
+    max_length: int | None = None,
     normalize: bool = True,
+    mask: bool = True,
     augment: bool = False,
     batch_size: int = 16,
     batch_seconds: float | None = None,
@@ -62,12 +67,14 @@ def speech(
         attention_mask   int64 ``[B, L]``, 1 on samples
         labels           int64 ``[B, M]``, the text's tokens, then -100
 
-    Rows longer than ``max_seconds`` are left out, so that each shard's last batch of an epoch may be short.
-    To train, batches of samples have rows of about one length, in an order that is even over ranks.
+    Rows longer than ``max_seconds`` or ``max_length`` are left out, so that each shard's last batch of an
+    epoch may be short. To train, batches of samples have rows of about one length, in an order that is even
+    over ranks.
 
     Args:
         tokenizer: as in ``tokenize``; or "characters:" and an alphabet, whose characters are numbered from
-            2 on: 0 is the padding, which is CTC's blank, 1 any other character.
+            2 on: 0 is the padding, which is CTC's blank, 1 any other character. The log warns once
+            where these are 1 % of the texts.
         audio: column of the sounds: bytes, paths, URLs, or structs with ``bytes`` or ``path``; by default
             the first of audio, sound, wav, flac, mp3 and a few more.
         text: column of transcripts; by default the first of text, sentence, transcription and a few
@@ -78,8 +85,11 @@ def speech(
         sampling_rate: to which sounds are resampled.
         num_mels: bands of a spectrogram.
         max_seconds: of a sound.
-        max_length: the most tokens of a text.
+        max_length: the most tokens of a text; by default 448, which is Whisper's limit, and with
+            "input_values" any number.
         normalize: with "input_values", a mean of 0 and a variance of 1 for each sound.
+        mask: with "input_values", whether there is an "attention_mask": models whose configuration says
+            ``feat_extract_norm="group"``, such as wav2vec2-base, are trained without.
         augment: with "input_features", to train, mask spans of time and frequency: see ``mask_spans``.
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
@@ -114,8 +124,14 @@ def speech(
             'leave it out, as models of samples mask by themselves, or pass output="input_features"'
         )
         raise ConfigError(f'speech(augment) is for output="input_features", got {augment}; {way}')
+    if max_length is not None:
+        whole_number(max_length, 1, "speech(max_length)", "tokens")
+    elif spectrograms:
+        max_length = 448
+    alphabet = None
     if isinstance(tokenizer, str) and tokenizer.startswith("characters:"):
-        tokenizer = characters(tokenizer.partition(":")[2])
+        alphabet = tokenizer.partition(":")[2]
+        tokenizer = characters(alphabet)
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
@@ -125,14 +141,18 @@ def speech(
     reading: Any = {"on_error": on_error, "storage_options": storage_options, "folder": folder}
     rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
     rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
+    if alphabet is not None:
+        rows = rows.then(KnownCharacters(alphabet))
     rows = rows.tokenize(
-        tokenizer, {"labels": "labels"}, max_length=max_length, add_eos=spectrograms,
+        tokenizer, {"labels": "labels"}, add_eos=spectrograms,
         on_error=None if on_error == "raise" else on_error,
     )  # fmt: skip
     tokenize: Any = rows.stages[-1]
     start = tokenize.maker.token_id(START) if spectrograms else None
     if start is not None:
         rows = rows.then(WithoutStart(start))
+    if max_length is not None:
+        rows = rows.filter(pc.list_value_length(pc.field("labels")) <= max_length)
     length = f"{output}_samples"
     if spectrograms or not train:
         batches = rows.batch(batch_size)
@@ -149,7 +169,9 @@ def speech(
     normalize = normalize and not spectrograms
     batches = batches.decode_audio(output, sampling_rate, normalize=normalize, **reading)
     if not spectrograms:
-        return batches.pad_collate(padding_side="right", mask={output: "attention_mask"})
+        return batches.pad_collate(
+            padding_side="right", mask={output: "attention_mask"} if mask else False
+        )
     batches = batches.log_mel(
         num_mels, column=output, sampling_rate=sampling_rate, pad_seconds=max_seconds
     )
@@ -170,6 +192,35 @@ class WithoutStart(TableStage):
         begins = pc.equal(pc.list_element(labels, 0), self.start)
         rest = pc.if_else(begins, pc.list_slice(labels, 1), labels)
         return table.set_column(table.column_names.index("labels"), "labels", rest)
+
+
+class KnownCharacters(TableStage):
+    """Warns once where 1 % of the characters of texts are not in the alphabet."""
+
+    thread_safe = True
+
+    alphabet: str
+    #: How often each character came in this process; None when it has warned.
+    _counts: ClassVar[Counter[str] | None] = Counter()
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        if self._counts is None:
+            return table
+        texts = (text for text in table["labels"].to_pylist() if isinstance(text, str))
+        counts = self._counts + Counter("".join(texts))
+        unknown = Counter({c: n for c, n in counts.items() if c not in self.alphabet})
+        warns = 10 <= unknown.total() >= 0.01 * counts.total()
+        vars(self)["_counts"] = None if warns else counts
+        if warns:
+            some = ", ".join(repr(character) for character, _ in unknown.most_common(8))
+            said = (
+                "speech: %s of the first %s characters are not in %r, and have the same label: %s"
+            )
+            log.warning(
+                f"{said}; put them into the alphabet, or write texts with it by map()",
+                f"{unknown.total():,}", f"{counts.total():,}", f"characters:{self.alphabet}", some,
+            )  # fmt: skip
+        return table
 
 
 def characters(alphabet: str) -> Any:

@@ -34,6 +34,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_seconds": args.max_seconds}
     if args.ctc:
         options |= {"output": "input_values", "batch_seconds": args.batch_seconds}
+        options["mask"] = getattr(model.config, "feat_extract_norm", "layer") != "group"
     else:
         options |= {"num_mels": model.config.num_mel_bins, "augment": True}
     options |= {"tokenizer": args.tokenizer or args.model, "on_error": "skip"}

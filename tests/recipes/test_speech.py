@@ -13,6 +13,7 @@ import torch
 
 import trainpipes as tp
 from sound_fixtures import encoded, tone
+from torch_settings import torch_as_before
 
 ALPHABET = "characters:abc "
 
@@ -27,6 +28,17 @@ def manifest(tmp_path: Path) -> Path:
         lines.append(json.dumps({"audio": f"{n}.wav", "text": "ab c"[: 1 + n % 4]}))
     (tmp_path / "speech.jsonl").write_text("\n".join(lines))
     return tmp_path / "speech.jsonl"
+
+
+def small_ears(**options: Any) -> Any:
+    from transformers import Wav2Vec2Config
+
+    return Wav2Vec2Config(
+        vocab_size=6, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(16, 16), conv_kernel=(10, 8), conv_stride=(40, 8), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, apply_spec_augment=False,
+        pad_token_id=0, ctc_loss_reduction="mean", **options,
+    )  # fmt: skip
 
 
 def batches(manifest: Any, tokenizer: Any = "bytes", **options: Any) -> list[dict[str, Any]]:
@@ -82,6 +94,49 @@ def test_batches_of_samples_are_made_by_seconds(manifest: Path) -> None:
     assert padding < 0.2 * sum(batch["input_values"].numel() for batch in found)
 
 
+def test_texts_of_more_tokens_are_left_out(manifest: Path) -> None:
+    found = batches(manifest, max_length=3, train=False)
+    assert sum(len(batch["labels"]) for batch in found) == 19  # of 1 or 2 letters, and the end
+    assert all((batch["labels"] == 256).sum(1).eq(1).all() for batch in found)
+    with pytest.raises(
+        tp.ConfigError, match=r"speech\(max_length\) must be an integer of 1 or more"
+    ):
+        batches(manifest, max_length=0)
+
+
+@pytest.mark.parametrize(("output", "rows"), [("input_values", 2), ("input_features", 1)])
+def test_whispers_limit_of_tokens_is_not_that_of_samples(output: Any, rows: int) -> None:
+    sound = encoded(tone(0.2, 8000), 8000)
+    data = tp.from_dataset([{"audio": sound, "text": "a" * n} for n in (447, 600)])
+    options: dict[str, Any] = {"output": output, "batch_size": 2, "num_shards": 1, "train": False}
+    (batch,) = tp.recipe("speech", data, "bytes", max_seconds=1, **options)
+    assert len(batch["labels"]) == rows
+    longest = 600 if output == "input_values" else 448
+    assert int((batch["labels"] >= 0).sum(1).max()) == longest
+
+
+def test_characters_outside_the_alphabet_are_warned_of_once(
+    manifest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"output": "input_values", "train": False}
+    batches(manifest, ALPHABET, **options)
+    assert "are not in" not in caplog.text
+    for alphabet in ("ABC ", "abc"):
+        caplog.clear()
+        batches(manifest, f"characters:{alphabet}", **options)
+        (said,) = (r.message for r in caplog.records if "characters are not in" in r.message)
+        assert f"are not in 'characters:{alphabet}'" in said
+        assert ("' ';" if alphabet == "abc" else "'a', 'b', 'c';") in said
+
+
+def test_models_with_group_norm_get_no_mask(manifest: Path) -> None:
+    options: dict[str, Any] = {"output": "input_values", "train": False}
+    masked, plain = (batches(manifest, ALPHABET, mask=mask, **options) for mask in (True, False))
+    for with_mask, without in zip(masked, plain, strict=True):
+        assert without.keys() == {"input_values", "labels"}
+        assert without["input_values"].equal(with_mask["input_values"])
+
+
 def test_evaluation_has_all_rows_in_file_order(manifest: Path) -> None:
     options: dict[str, Any] = {
         "train": False,
@@ -106,16 +161,10 @@ def test_masks_are_of_training_alone(manifest: Path) -> None:
 
 
 def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+    from transformers import Wav2Vec2ForCTC
 
     torch.manual_seed(0)
-    config = Wav2Vec2Config(
-        vocab_size=6, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        conv_dim=(16, 16), conv_kernel=(10, 8), conv_stride=(40, 8), num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, apply_spec_augment=False,
-        pad_token_id=0, ctc_loss_reduction="mean",
-    )  # fmt: skip
-    model = Wav2Vec2ForCTC(config)
+    model = Wav2Vec2ForCTC(small_ears())
     found = batches(manifest, ALPHABET, output="input_values", batch_seconds=4)
     before = sum(model(**batch).loss for batch in found)
     before.backward()
@@ -146,6 +195,25 @@ def test_labels_leave_the_start_to_whisper(manifest: Path) -> None:
     assert labels[:2].tolist() == [[2, 3, 4, 0, *[-100] * 3], [2, 3, 4, 5, 0, *[-100] * 2]]
     shifted = shift_tokens_right(labels, 0, known["<|startoftranscript|>"])
     assert shifted[0].tolist() == [1, 2, 3, 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_training_gives_a_mask_to_models_that_were_trained_with_one(
+    norm: str, manifest: Path, tmp_path: Path
+) -> None:
+    from trainpipes_recipes import train_speech
+
+    small_ears(feat_extract_norm=norm).save_pretrained(tmp_path / "ears")
+    keys: list[set[str]] = []
+    with torch_as_before():
+        train_speech.main(
+            [
+                "--model", f"{tmp_path}/ears", "--scratch", "--ctc", "--tokenizer", ALPHABET, "--files",
+                str(manifest), "--output", f"{tmp_path}/run", "--steps", "1", "--batch-size", "1",
+            ],
+            on_step=lambda step, batches, loss: keys.append({*batches[0]}),
+        )  # fmt: skip
+    assert keys == [{"input_values", "labels"} | ({"attention_mask"} if norm == "layer" else set())]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
