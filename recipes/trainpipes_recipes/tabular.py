@@ -101,7 +101,8 @@ def tabular(
             nothing, such as a day that is null, are in neither part.
         key: with a share, a column, or several: rows of the same values stay in one part.
         fitted: the result of ``fit_columns``, or a path: the file is read if it is there, and else written
-            by the pass. Give it to evaluate other files than those that have the training part.
+            by the pass. Give it to evaluate other files than those that have the training part: there a
+            path that is not there is an error.
         fit_rows: rows of the training part that the pass looks at, after a shuffle; all if left out.
         min_count: categories that come less often have the id 1.
         max_size: the most frequent ones of a column that have an id.
@@ -149,6 +150,8 @@ def tabular(
             "pass what it was fitted with, or valid=..., which says what of these rows is held out"
         )
         raise ConfigError(f"tabular(fitted) {rule}, got None; {way}")
+    if not train and valid is None and isinstance(fitted, str | os.PathLike):
+        fitted = FittedColumns.load(fitted)  # nothing here is to be fitted on
     whole = _fitted(
         training, fitted, numbers, categories, [] if is_float else [label], fit_rows, seed
     )

@@ -72,7 +72,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     )
     add("--valid", nargs=3, metavar=("COLUMN", "SIGN", "VALUE"), help="rows that are held out")
     add("--num-shards", type=int, default=24, help="a multiple of every number of ranks of the run")
-    add("--columns", type=Path, help="a file for what is fitted; beside --output by default")
+    add("--columns", type=Path, help="a file for what is fitted; in --output by default")
     args = parser.parse_args(arguments)
     training.start()
     options: dict[str, Any] = {"label": args.label, "batch_size": args.batch_size}
@@ -81,7 +81,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         "numbers": args.numbers,
         "categories": args.categories,
     }
-    options["fitted"] = args.columns or args.output.with_name(f"{args.output.name}.columns.json")
+    options["fitted"] = args.columns or args.output / "columns.json"
     options["fitted"].parent.mkdir(parents=True, exist_ok=True)
     if args.valid:
         column, sign, value = args.valid

@@ -148,6 +148,9 @@ def test_what_was_fitted_is_written_once_and_read_after_that(folder: Path, tmp_p
         tp.ConfigError, match=r"tabular\(fitted\) must be given to evaluate rows that"
     ):
         tabular(tmp_path / "others.parquet", **given)
+    with pytest.raises(tp.errors.MissingFilesError, match=r"colums\.json"):
+        tabular(tmp_path / "others.parquet", fitted=tmp_path / "colums.json", **given)
+    assert not (tmp_path / "colums.json").exists()
     found = tabular(tmp_path / "others.parquet", fitted=tmp_path / "columns.json", **given)
     assert sum(len(batch["labels"]) for batch in found) == 9
     fewer = tabular(path, fitted=tmp_path / "columns.json", **options, max_size=2)
