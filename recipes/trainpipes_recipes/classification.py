@@ -176,6 +176,14 @@ def classes_of(rows: Pipeline, label: str) -> tuple[int | list[str], list[int]]:
         both = f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them"
         raise DataError(f"{both}: give the class of each by classes={{label: class}}")
     if not numbers:
+        if all(map(str.isdecimal, names)) and names != [*map(str, range(len(names)))]:
+            said = (
+                "%s numbers as texts, which are numbered in the order of texts: class %d is %r; %s"
+            )
+            order = sorted(names, key=int) if len(names) < 10 else "sorted(..., key=int)"
+            way = f"make integers of them, or pass classes={order}"
+            other = next(n for n, name in enumerate(names) if name != str(n))
+            log.warning(said, of, other, names[other], way)
         return names, list(counts.values())
 
     if numbers == [-1]:

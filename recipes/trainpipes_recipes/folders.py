@@ -44,11 +44,17 @@ def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str | No
     return None if has_magic(folder) and not is_folder(folder) else folder
 
 
+def alone(files: Any) -> Any:
+    """The path in a list of one; else ``files``."""
+    return files[0] if isinstance(files, list | tuple) and len(files) == 1 else files
+
+
 def metadata_in(files: Any, storage_options: Mapping[str, Any] | None) -> Any:
     """The table that lists the files of a folder, if ``files`` is such a folder; else ``files``."""
-    if not isinstance(files, str | os.PathLike):
+    folder = alone(files)
+    if not isinstance(folder, str | os.PathLike):
         return files
-    path = os.fspath(files)
+    path = os.fspath(folder)
     if folder_of(path, storage_options) != path:
         return files
     system, root = open_system(path, storage_options or {})
@@ -62,7 +68,7 @@ def in_folders(
     """The videos in a folder's folders, with the names of these, their folder, and the classes; None of
     anything else.
     """
-    files = files[0] if isinstance(files, list | tuple) and len(files) == 1 else files
+    files = alone(files)
     if not isinstance(files, str | os.PathLike):
         return None
     system, root = open_system(os.fspath(files), storage_options or {})
@@ -87,12 +93,12 @@ def texts_in_folders(
     """A row for each text file: "path", "text", and "class", the name of the folder of its class. Of a
     folder, the .txt files in its folders.
     """
-    wanted = files
-    if isinstance(files, str | os.PathLike):
-        path = os.fspath(files)
+    wanted, one = files, alone(files)
+    if isinstance(one, str | os.PathLike):
+        path = os.fspath(one)
         if folder_of(path, storage_options) == path:
             wanted = f"{glob.escape(path.rstrip('/'))}/*/**/*.txt"
-        elif not has_magic(path):
+        elif one is files and not has_magic(path):
             wanted = []
     try:
         listed = list_files(wanted, suffix=".txt", storage_options=storage_options)

@@ -306,6 +306,25 @@ def test_classes_of_data_to_evaluate_are_told_of(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_numbers_as_texts_are_warned_of_where_they_are_numbered_otherwise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def trained(names: list[str], **options: Any) -> None:
+        rows = tp.from_dataset([{"text": "a", "label": name} for name in names])
+        classification(rows, "bytes", num_shards=1, **options)
+
+    names = [str(n) for n in (0, 1, 2, 10)]
+    trained(names[:3])
+    trained(["1", "a"])
+    trained(names, classes=names)
+    assert caplog.messages == []
+    trained(names)
+    assert caplog.messages == [
+        "classification: column 'label' holds numbers as texts, which are numbered in the order of texts: "
+        "class 2 is '10'; make integers of them, or pass classes=['0', '1', '2', '10']"
+    ]
+
+
 def test_a_folder_for_each_class_gives_each_text_with_its_class(tmp_path: Path) -> None:
     folder = reviews(tmp_path / "a[1]")
     (folder / "pos/bom.txt").write_bytes(b"\xef\xbb\xbfpos with a mark")
@@ -317,6 +336,8 @@ def test_a_folder_for_each_class_gives_each_text_with_its_class(tmp_path: Path) 
     texts = [f"{kind} {n:02}" + "\n!" * n for kind in ("pos", "neg") for n in range(12)]
     expected = [(text, int(text.startswith("pos"))) for text in [*texts, "pos with a mark"]]
     assert sorted(seen) == sorted(expected)
+    listed = classification([folder], "bytes", train=False, batch_size=30, num_shards=1)
+    assert listed.peek()["labels"].tolist() == [label for _, label in seen]
     other = classification(folder, "bytes", batch_size=5, classes=["pos", "neg"], num_shards=1)
     assert other.stats(0, labels="labels").labels["labels"] == {0: 13, 1: 12}
     globbed = classification(f"{tmp_path}/a[[]1]/*/*.txt", "bytes", batch_size=13, num_shards=1)

@@ -300,7 +300,8 @@ def test_a_folder_with_a_table_of_its_pictures(kind: str, tmp_path: Path) -> Non
     else:
         path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
     options: dict[str, Any] = {**SMALL, "train": False, "normalize": False, "resize": SIDE}
-    for files in (tmp_path / "pictures", str(tmp_path / "pictures"), f"file://{tmp_path}/pictures"):
+    folder = tmp_path / "pictures"
+    for files in (folder, str(folder), f"file://{folder}", [folder], (str(folder),)):
         batches = list(images(files, **options))
         assert torch.cat([batch["images"] for batch in batches]).equal(torch.from_numpy(PIXELS))
         assert torch.cat([batch["labels"] for batch in batches]).tolist() == LABELS
