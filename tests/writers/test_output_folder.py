@@ -22,6 +22,7 @@ import trainpipes as tp
 from interpreters import pid_of, python
 from s3_store import s3_store
 from trainpipes.filesystems import places
+from trainpipes.prepare import repack
 from trainpipes.writers import Threads
 from unfinished import begun_again, contents, noted
 
@@ -88,6 +89,31 @@ def test_hidden_files_of_others_do_not_count(tmp_path):
     (tmp_path / ".DS_Store").write_text("")
     assert rows().write_json(tmp_path).rows == 100
     assert (tmp_path / ".DS_Store").exists()
+
+
+def refuses(row: dict[str, Any]) -> dict[str, Any]:
+    raise ZeroDivisionError(row["x"])
+
+
+OVERWRITERS: dict[str, Any] = {
+    "a function": lambda out: rows().map(refuses).write_json(out, overwrite=True),
+    "processes": lambda out: (
+        rows().map(refuses).write_arrow(out, num_files=2, executor=tp.Processes(2), overwrite=True)
+    ),
+    "repack": lambda out: repack(rows().map(refuses), out, overwrite=True),
+    "repack, shuffled": lambda out: repack(rows().map(refuses), out, shuffle=True, overwrite=True),
+    "no rows": lambda out: rows().filter(lambda row: False).write_parquet(out, overwrite=True),
+    "text": lambda out: tp.write_memmap(out, pa.table({"text": ["a"]}), overwrite=True),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITERS)
+def test_what_is_to_be_overwritten_stays_until_a_row_is_made(name, tmp_path):
+    rows().write_json(tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises((ZeroDivisionError, tp.ConfigError, tp.DataError)):
+        OVERWRITERS[name](tmp_path / "out")
+    assert contents(tmp_path / "out") == before
 
 
 READERS = {"parquet": "read_parquet", "json": "read_json", "arrow": "read_arrow"}

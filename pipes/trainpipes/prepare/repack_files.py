@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.writers import formats
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import Manifest
-from trainpipes.writers.write import ANY, Output, write
+from trainpipes.writers.write import ANY, Output, try_first, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
@@ -119,6 +119,9 @@ def repack(
         to = out.open(form, rows.plan, workers)
         between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
         workers.check_path(between.root, f"{CALLER}(temp_dir)")
+        if overwrite:
+            with closing(rows):
+                try_first(form, rows)
         with to:
             return Shuffle(pipeline, rows, form, seed, out, memory, between).run(to, workers)
 

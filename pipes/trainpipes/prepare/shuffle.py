@@ -399,8 +399,6 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
     with closing(rows):
         first = rows.group(FIRST_ROWS, FIRST_BYTES)
     if first is None:
-        raise errors.ConfigError(
-            f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
-        )
+        raise output_folder.no_rows(CALLER)
     known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
     return first[0], max(1.0, known, first[0].nbytes / len(first[0]))

@@ -69,6 +69,11 @@ class TableGroups:
                 return False
         return True
 
+    def next_row(self) -> pa.Table:
+        """A row that ``has_rows`` has found, and that stays; none where there are only columns."""
+        assert self._table is not None
+        return self._table.slice(self.used, 1)
+
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""
         if not self.has_rows() or self._table is None:

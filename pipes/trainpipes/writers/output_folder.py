@@ -358,10 +358,14 @@ def run(
                 if not here:
                     progress.advance(info.rows)
     if not folder.files:
-        raise errors.ConfigError(
-            f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
-        )
+        raise no_rows(folder.caller)
     return folder.finish(notes or {}, already)
+
+
+def no_rows(caller: str) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{caller}(): the pipeline has no rows, and nothing was written: check what filters it"
+    )
 
 
 def make_file(

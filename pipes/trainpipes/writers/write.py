@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, repeat
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,13 +26,14 @@ from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.interfaces.stage import aside
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.from_dataset import PLAIN
 from trainpipes.sources.from_hf import is_table
 from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.state.cursor import checksum, encoded
 from trainpipes.writers.epoch_rows import EpochRows, MapDataset
-from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, no_rows, run
 
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
@@ -331,7 +333,11 @@ def write(
         alone = workers == Threads(1)
         if not alone:
             _check_cut(rows, out, workers)
-        with out.open(form, rows.plan, workers) as folder, closing(rows):
+        to = out.open(form, rows.plan, workers)
+        if out.overwrite:
+            with closing(rows):
+                try_first(form, rows)
+        with to as folder, closing(rows):
             if folder.finished is None and (folder.files or not alone):
                 rows.know_columns()
             if alone:
@@ -347,8 +353,34 @@ def write(
 def write_once(rows: Rows, count: int | None, form: Format, out: Output) -> Manifest:
     """Write rows that can be read once: where that fails nothing is left, and no later run goes on."""
     out.check(count, form.caller)
-    with out.open(form, None, Threads(1), pipeline=None) as folder:
+    to = out.open(form, None, Threads(1), pipeline=None)
+    if out.overwrite:
+        try_first(form, rows)
+    with to as folder:
         return _write_in_turn(rows, count, False, form, out, folder)
+
+
+def try_first(form: Format, rows: Rows) -> None:
+    """Raise, before earlier files are removed, where there are no rows, or the first cannot be made or
+    written.
+    """
+    opened: list[OutputFile] = []
+
+    def nowhere(_: str = "") -> OutputFile:
+        opened.append(OutputFile(Path(os.devnull), form.caller, None))
+        opened[-1].beside = nowhere
+        return opened[-1]
+
+    try:
+        with aside():
+            rows.open(None, 0)
+            if not rows.has_rows():
+                raise no_rows(form.caller)
+            with closing(form.open(nowhere(), rows.schema)) as writer:
+                writer.write(rows.next_row(), 0)
+    finally:
+        for file in opened:
+            file.close()
 
 
 def _write_in_turn(
