@@ -218,3 +218,29 @@ def test_bare_files_that_are_mapped_are_not_written_to():
     np.arange(4, dtype=np.uint16).tofile("elsewhere/a.bin")
     read = tp.from_memmap("elsewhere/*.bin", dtype="uint16", length=2)
     refused(lambda: read.write_memmap("elsewhere", overwrite=True), "holds files that are read")
+
+
+@pytest.mark.parametrize(
+    ("read", "out"),
+    [
+        ("e/rows.arrow", "e/rows.arrow"),
+        ("rows-link.arrow", "e/rows.arrow"),
+        ("e/rows.arrow", "e-link/rows.arrow"),
+        ("e", "e/more.arrow"),
+        ("e-link", "e/more.arrow"),
+    ],
+)
+def test_a_data_set_of_rows_is_not_written_over_what_is_read(read, out):
+    parquet("d").to_map_dataset("e/rows.arrow")
+    Path("e-link").symlink_to("e")
+    Path("rows-link.arrow").symlink_to("e/rows.arrow")
+    files = tp.read_arrow(read)
+    refused(lambda: files.take(1).to_map_dataset(out), "is read: give a path|is within the input")
+    refused(lambda: tp.concat(parquet("d"), files).to_map_dataset(out), "is read|is within")
+    assert len(files.take(1).to_map_dataset("beside.arrow")) == 1
+
+
+def test_a_data_set_that_rows_come_from_is_not_written_over():
+    data = parquet("d").to_map_dataset("e/rows.arrow")
+    refused(lambda: tp.from_dataset(data).to_map_dataset("e/rows.arrow"), "rows.arrow is read")
+    assert len(tp.read_arrow("e/rows.arrow").to_map_dataset("e/more.arrow")) == len(data)

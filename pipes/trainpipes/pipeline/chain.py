@@ -418,7 +418,7 @@ class Pipeline(Record):
         ...     rows.to_map_dataset(f"{folder}/rows.arrow")[1]
         {'x': 3}
         """
-        from trainpipes.writers.epoch_rows import to_map_dataset
+        from trainpipes.writers.formats import to_map_dataset
 
         return to_map_dataset(self, path)
 

@@ -1,5 +1,5 @@
 """The rows of an epoch of a pipeline, in order, from any place, and the tables that they are cut into; and
-``to_map_dataset``: rows that fit in memory, indexed, shared by all processes of a machine.
+``MapDataset``: rows that fit in memory, indexed, shared by all processes of a machine.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from operator import index
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from trainpipes._internal.checks import IntArray, local_path
+from trainpipes._internal.checks import IntArray
 from trainpipes._internal.pool import Pool, default_threads
-from trainpipes.cache import kept_file
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import dtype_of, gathered, take_rows
 from trainpipes.columns.block import Block, naming_bad_values
@@ -356,9 +354,6 @@ def _copy(
     return rows
 
 
-CALLER = "to_map_dataset"
-
-
 class MapDataset(Dataset[dict[str, Any]]):
     """Rows of an Arrow file, memory-mapped: processes that read it share a single copy in memory. A row is a
     dict of Python values.
@@ -443,41 +438,3 @@ class MapDataset(Dataset[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"
-
-
-def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset:
-    """The rows of the first epoch of a pipeline, in its order, written once and memory-mapped.
-
-    Args:
-        pipeline: gives rows with columns; no batches.
-        path: the file, written anew.
-
-    Raises:
-        ConfigError: the pipeline batches, has no end or no rows; or the file cannot be written.
-        SchemaError: its rows have no columns, or not all the same.
-    """
-    target = Path(local_path(path, f"{CALLER}(path)")).absolute()
-    rows = EpochRows(pipeline, CALLER)
-    failed: list[Exception] = []  # in making rows, which is not about the file
-
-    def tables() -> Iterator[pa.Table]:
-        try:
-            rows.open()
-            yield from iter(rows.some, None)
-        except Exception as error:
-            failed.append(error)
-            raise
-
-    try:
-        with closing(rows):
-            if not kept_file.write(target, tables(), None, private=False):
-                raise ConfigError("to_map_dataset(): the pipeline has no rows")
-    except OSError as error:
-        if error in failed:
-            raise
-        raise ConfigError(
-            f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or "
-            "give another path",
-            path=str(target),
-        ) from error
-    return MapDataset(target)

@@ -1,30 +1,33 @@
-"""A pipeline's rows as files: ``write_parquet``, ``write_arrow``, ``write_json`` and ``write_memmap``."""
+"""A pipeline's rows as files: ``write_parquet``, ``write_arrow``, ``write_json`` and ``to_map_dataset``."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import local_path, require, whole_number
+from trainpipes.cache import kept_file
 from trainpipes.columns.arrays import holds, is_text, laid_out, one_chunk, type_without_views
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_rows, python_values
 from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.filesystems.places import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
 from trainpipes.sources.from_memmap import MemmapDataset
-from trainpipes.writers.epoch_rows import compact
+from trainpipes.writers.epoch_rows import EpochRows, MapDataset, compact
 from trainpipes.writers.output_folder import Manifest
-from trainpipes.writers.write import ANY, Format, Output, write
+from trainpipes.writers.write import ANY, Format, Output, refuse_own_file, write
 
 #: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough
 #: to be shuffled and dealt, and large enough to be worth a request.
@@ -389,3 +392,43 @@ def write_memmap(
         path, pipeline, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
         overwrite=overwrite, executor=executor, storage_options=storage_options, retry=retry,
     )  # fmt: skip
+
+
+def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset:
+    """The rows of the first epoch of a pipeline, in its order, written once and memory-mapped.
+
+    Args:
+        pipeline: gives rows with columns; no batches.
+        path: the file, written anew.
+
+    Raises:
+        ConfigError: the pipeline batches, has no end or no rows; or the file is part of the input, or cannot
+            be written.
+        SchemaError: its rows have no columns, or not all the same.
+    """
+    target = Path(local_path(path, "to_map_dataset(path)")).absolute()
+    rows = EpochRows(pipeline, "to_map_dataset")
+    refuse_own_file(rows.plan.inputs, target, "to_map_dataset")
+    failed: list[Exception] = []  # in making rows, which is not about the file
+
+    def tables() -> Iterator[pa.Table]:
+        try:
+            rows.open()
+            yield from iter(rows.some, None)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    try:
+        with closing(rows):
+            if not kept_file.write(target, tables(), None, private=False):
+                raise ConfigError("to_map_dataset(): the pipeline has no rows")
+    except OSError as error:
+        if error in failed:
+            raise
+        raise ConfigError(
+            f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or "
+            "give another path",
+            path=str(target),
+        ) from error
+    return MapDataset(target)

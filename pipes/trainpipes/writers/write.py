@@ -26,6 +26,7 @@ from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.stage import aside
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.from_dataset import PLAIN
@@ -157,18 +158,47 @@ def refuse_own_input(
         folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
         if any(f"{real(folder)}/".startswith(f"{target}/") for folder in folders):
             how = "holds files that are read"
-        for listed in files.listed:
-            wanted = listed.wanted
-            if suffixes is not None:
-                wanted = replace(wanted, suffixes=tuple(suffixes))
-            known = _known_as(target, wanted.root.rstrip("/"), folders, real)
-            if _may_be_same(listed.system, place.system) and any(
-                wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
-            ):
-                how = f"is within the input {listed.url!r}, so that the next run would read what is written "
-                how += "there, too"
+        how = _listed_with(files, folders, place, names, suffixes) or how
     if how:
         raise _own_input(place, how)
+
+
+def _listed_with(
+    files: FileList, folders: Collection[str], place: Place, names: Collection[str],
+    suffixes: Sequence[str] | None = None,
+) -> str:  # fmt: skip
+    """What listing the input again would find of a place; "" for nothing. ``folders`` are of its files."""
+    real = os.path.realpath if place.is_local else str
+    for listed in files.listed:
+        wanted = listed.wanted
+        if suffixes is not None:
+            wanted = replace(wanted, suffixes=tuple(suffixes))
+        known = _known_as(real(place.path), wanted.root.rstrip("/"), folders, real)
+        if _may_be_same(listed.system, place.system) and any(
+            wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
+        ):
+            return (
+                f"is within the input {listed.url!r}, so that the next run would read what is written "
+                "there, too"
+            )
+    return ""
+
+
+def refuse_own_file(reads: Inputs, path: Path, caller: str) -> None:
+    """Raise ConfigError if a file of this machine is read, or would be by the next run."""
+    place, how = place_at(path.parent, caller), ""
+    there = path.stat().st_ino if path.exists() else -1
+    read = [*_mapped(reads)]
+    for files in file_lists(reads):
+        here = [is_local(system) for system in files.systems]
+        which = zip(files.paths, files.system_of.tolist(), strict=True)
+        folders = {name.rpartition("/")[0] for name, system in which if here[system]}
+        how = _listed_with(files, folders, place, [path.name]) or how
+        read += [files.paths[n] for n in np.flatnonzero(files.inodes == there).tolist()]
+    if any(os.path.realpath(name) == os.path.realpath(path) for name in read):
+        how = "is read"
+    if how:
+        raise ConfigError(f"{caller}(): {path} {how}: give a path beside the input", path=str(path))
 
 
 def _own_input(place: Place, how: str) -> ConfigError:
