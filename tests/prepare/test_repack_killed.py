@@ -109,6 +109,59 @@ def test_another_memory_limit_goes_on_to_the_same_rows(tmp_path, monkeypatch):
     assert read(done.files) == read(whole.files)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_rows_that_are_written_between_the_passes_are_not_made_again(
+    elsewhere, tmp_path, monkeypatch
+):
+    from trainpipes.prepare import shuffle as reading
+
+    options: dict[str, Any] = {**LITTLE, "executor": Threads(1)}
+    options |= {"temp_dir": tmp_path / "temporary"} if elsewhere else {}
+    made: list[str] = []
+    real = reading.scatter_part
+
+    def noting(schema: Any, places: Any, edges: Any, unit: Any, task: Any, *more: Any) -> Any:
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        made.append(task.name)
+        return real(schema, places, edges, unit, task, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "scatter_part", noting)
+        with pytest.raises(KeyboardInterrupt):
+            repack(some(), tmp_path / "out", **options)
+    again: list[str] = []
+    monkeypatch.setattr(
+        reading, "scatter_part", lambda *given: [again.append(given[4].name), real(*given)][1]
+    )
+    done = repack(some(), tmp_path / "out", **options)
+    assert made
+    assert again
+    assert not {*made} & {*again}
+    assert read(done.files) == read(repack(some(), tmp_path / "whole", shuffle=True).files)
+
+
+def test_temporary_rows_of_another_function_are_not_used_when_overwritten(tmp_path, monkeypatch):
+    value = 1
+
+    def valued(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": row["x"], "value": value}
+
+    def again(**more: Any) -> Any:
+        options: dict[str, Any] = {"num_files": 2, "temp_dir": tmp_path / "temporary"}
+        return repack(
+            some().map(valued, version="1"), tmp_path / "out", **LITTLE, **options, **more
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "ParquetWriter", failing(pq.ParquetWriter, 2))
+        with pytest.raises(KeyboardInterrupt):
+            again(executor=Threads(1))
+    value = 2
+    done = again(executor=Threads(1), overwrite=True)
+    assert {row["value"] for row in read(done.files)} == {2}
+
+
 @pytest.mark.parametrize("damage", [b"", b"another"])
 def test_damaged_temporary_files_are_found(damage, tmp_path, monkeypatch):
     interrupted(tmp_path / "out", monkeypatch)

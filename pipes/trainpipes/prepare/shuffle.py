@@ -47,6 +47,8 @@ Pieces: TypeAlias = IntArray
 BATCH_BYTES = 4 << 20
 #: The last column of rows between the passes: where each goes.
 PLACE = "place"
+#: The description of temporary files: the folder that they lie in says all.
+ABOUT: dict[str, Any] = {"options": {}}
 
 
 def piece_file(number: int) -> str:
@@ -277,7 +279,11 @@ class Shuffle:
         if out.finished is not None:
             self._remove_temporary()  # Ctrl-C, or a kill, may have left it
             return out.finished
-        name = checksum(json.dumps(out.about), self.memory, executor.workers)
+        if self.output.overwrite:  # an earlier run's rows may be an earlier function's
+            self.temporary.remove("", recursive=True)
+        # Who does the work changes which rows are worked on together.
+        how = self.memory, executor.workers, type(executor).__name__
+        name = checksum(json.dumps(out.about), *how)
         for other in self.temporary.sizes():
             if other != name:
                 self.temporary.remove(other, recursive=True)
@@ -325,13 +331,13 @@ class Shuffle:
         groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
         tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
         scatter_all: Any = partial(scatter_part, schema, places, groups, unit)
-        with output_folder.OutputFolder(temporary.below("scattered rows"), {}) as first:
+        with output_folder.OutputFolder(temporary.below("scattered rows"), ABOUT) as first:
             manifest = output_folder.run(
                 tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
                 job="making",
             )  # fmt: skip
         size = sum(info.notes["size"] for info in manifest.entries)
-        with output_folder.OutputFolder(temporary.below("smaller pieces"), {}) as second:
+        with output_folder.OutputFolder(temporary.below("smaller pieces"), ABOUT) as second:
             buckets = taken_apart(
                 manifest, size, first.place, groups, starts, unit, second, executor
             )
