@@ -77,7 +77,7 @@ def test_relative_paths_and_tilde_come_out_absolute(tmp_path, monkeypatch):
 
 MANY = (
     "b.parquet a/x.PARQUET a/deep/y.pq _lang=en/z.parquet notes.txt _SUCCESS _metadata "
-    "_common_metadata.parquet .hidden.parquet .cache/c.parquet _delta_log/1.checkpoint.parquet "
+    "_common_metadata.parquet .hidden.parquet .cache/c.parquet _log/1.checkpoint.parquet "
     "_temporary/0/t.parquet"
 )
 PARTS = "part-2.parquet part-10.parquet part-1.parquet 10/x.pq 9/x.pq part-01.parquet"

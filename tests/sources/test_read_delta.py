@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from delta_tables import VECTORS, by_deltalake, created, delete_by_vector, history, ordered, rows
 from resuming import check_resume
+from trainpipes.prepare import repack
 from trainpipes.sources.tables.table import of_object_store
 
 
@@ -384,3 +386,17 @@ def test_a_table_without_rows_and_one_that_has_moved(uri: str, tmp_path: Path) -
     DeltaTable(uri).delete()
     assert len(tp.read_delta(uri)) == 0
     assert list(tp.read_delta(uri)) == []
+
+
+def test_the_folder_is_no_folder_of_plain_files(uri):
+    held = len(list(tp.read_parquet(f"{uri}/**/*.parquet")))
+    DeltaTable(uri).delete("x < 20")
+    fsspec.filesystem("memory").put(uri, "/lake/table", recursive=True)
+    for files in (uri, os.path.dirname(uri), [f"{uri}/"], "memory://lake", "memory://lake/*"):
+        with pytest.raises(tp.ConfigError, match=r"a Delta table.*take read_delta\(\)") as caught:
+            list(tp.read_parquet(files))
+    assert str(caught.value.path).startswith("memory://")
+    with pytest.raises(tp.ConfigError, match="a Delta table"):
+        repack(uri, f"{uri}-packed")
+    # Files that are named are taken as they are.
+    assert len(list(tp.read_parquet(f"{uri}/**/*.parquet"))) > held

@@ -179,3 +179,11 @@ def test_wrong_options_and_tables_are_one_line_each(table: Any, tmp_path: Path) 
     add_deletes(table, next(iter(table.scan().plan_files())).file, [1], "EQUALITY_DELETES")
     with pytest.raises(tp.UnreadableError, match="equality deletes"):
         len(tp.read_iceberg(table))
+
+
+def test_the_folder_is_no_folder_of_plain_files(table: Any) -> None:
+    folder = table.location().removeprefix("file://")
+    for files in (folder, str(Path(folder).parent)):
+        with pytest.raises(tp.ConfigError, match=r"an Iceberg table.*take read_iceberg\(\)"):
+            list(tp.read_parquet(files))
+    assert len(list(tp.read_parquet(f"{folder}/data/**/*.parquet"))) == 40

@@ -41,7 +41,7 @@ from trainpipes.sources.files.file_reader import (
     ends_of_names,
     reader_by_name,
 )
-from trainpipes.sources.files.folders import natural
+from trainpipes.sources.files.folders import METADATA, natural
 from trainpipes.sources.files.formats import reason
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.from_memmap import FromMemmap
@@ -205,8 +205,6 @@ ROW_GROUPS, TABLE_LINES = (
     ("read_parquet", "read_delta", "read_iceberg"),
     ("version", "deleted rows"),
 )
-#: The end of the files that say what an Iceberg table is.
-METADATA = ".metadata.json"
 #: Those of which rows that cannot be parsed are counted.
 TEXTS = ("read_json", "read_csv", "read_text")
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of

@@ -35,6 +35,8 @@ from trainpipes.filesystems.systems import is_local
 
 log = logging.getLogger("trainpipes")
 
+#: What the log of a Delta table is called, and how an Iceberg table's descriptions end.
+DELTA_LOG, METADATA = "_delta_log", ".metadata.json"
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
 
@@ -65,6 +67,24 @@ def check_outputs(tree: Folders, folder: str, files: Iterable[str], marks: Colle
             "the rest when it is called again",
             tree.address(place),
             written[place],
+        )
+
+
+def check_tables(tree: Folders, files: Sequence[str], marks: Iterable[str]) -> None:
+    """Raise ConfigError for the folder of a table with versions, some of whose files hold older rows."""
+    for mark in sorted(marks):
+        folder, _, name = mark.rpartition("/")
+        is_delta, table = name == DELTA_LOG, folder.removesuffix("/metadata")
+        data = f"{folder}/" if is_delta else f"{table}/data/"
+        if name in (MANIFEST, WORK) or not any(file.startswith(data) for file in files):
+            continue
+        table = tree.address(folder if is_delta else table)
+        kind, reader = ("a Delta table", "delta") if is_delta else ("an Iceberg table", "iceberg")
+        raise errors.ConfigError(
+            f"list_files: {table} is the folder of {kind}, where files may hold rows that were deleted or "
+            f"replaced: take read_{reader}(); or, for all that is in the files, a glob of their names, such "
+            f"as {table + '/**/*.parquet'!r}",
+            path=table,
         )
 
 
@@ -397,7 +417,8 @@ def _walk(
                         whole = place if whole is None and wanted.is_whole(reached) else whole
                         place = entry.path.rsplit("/", left)[0]
                         reached = wanted.after(reached, name)
-                        if name in (MANIFEST, WORK):
+                        of_table = name == DELTA_LOG or name.endswith(METADATA)
+                        if name in (MANIFEST, WORK) or (of_table and whole is not None):
                             marks.add(place)
                     if entry.is_folder and reached and names:
                         below.append((entry.path, reached, whole))
@@ -408,6 +429,7 @@ def _walk(
             progress.advance(len(listed) - so_far)
             level = below
     for folder, files in in_whole.items():
+        check_tables(tree, files, marks)
         check_outputs(tree, folder, files, marks)
     manifests = [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
     _check_manifests(tree, wanted, listed, manifests)

@@ -172,7 +172,8 @@ class ListFiles(ListingSource):
             with ``repeat()``, and not in workers of a plain ``DataLoader``.
 
     Raises:
-        ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them.
+        ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them,
+            or is a table's with versions.
         MissingFilesError: nothing matches; a file of the epoch to be resumed is gone, or one that a writer's
             manifest names.
         UnreachableError: a server does not answer, or denies access.
