@@ -255,3 +255,14 @@ def test_labels_that_do_not_fit_are_refused_with_a_way_out(content, error, said,
         csv.write_text(content)
     with pytest.raises(error, match=said):
         list(tp.read_images(tmp_path, csv))
+
+
+@pytest.mark.parametrize("reader", ["read_images", "read_bytes"])
+def test_files_that_are_rows_are_not_shuffled_before_the_reader(reader, tmp_path):
+    files = tp.list_files(tree(tmp_path, NAMES))
+    shuffled = getattr(files.shuffle(seed=1), reader)
+    with pytest.raises(tp.ConfigError, match=rf"here each file is one.*put it after {reader}\(\)"):
+        list(shuffled())
+    plain = getattr(files, reader)
+    assert list(shuffled().shuffle(3, seed=1)) == list(plain().shuffle(3, seed=1))
+    assert short(plain().shuffle(seed=1), tmp_path) != short(plain(), tmp_path)

@@ -186,6 +186,14 @@ class Inputs:
                     f"{chain.shuffle} reads rows by number, and {chain.opener} opens a {kind}, which cannot: "
                     "leave random_access out, and shuffle within a buffer"
                 )
+            files_shuffle = kinds.first_of(chain.file_stages, kinds.ShuffleStage)
+            by_file = isinstance(opened, RowSource) and opened.file_of_block is None
+            if files_shuffle is not None and by_file and chain.shuffle is None:
+                name = chain.opener.name
+                raise ConfigError(
+                    f"{files_shuffle} before {name}() must be of files with several rows, and here each file "
+                    f"is one, so that nothing would be shuffled: put it after {name}()"
+                )
             self._join_schemas()
         return self._source
 
