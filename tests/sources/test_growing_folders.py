@@ -344,3 +344,63 @@ def test_states_of_ranks_merge_with_their_files(folder: Path) -> None:
     assert merged["files"] == state["files"]
     write(folder, 1)
     assert resumed_from(merged, folder, filtered).state_dict()["files"] == state["files"]
+
+
+def pictures(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def classes_of(loader: tp.Loader[Any]) -> dict[str, int]:
+    return {row["class"]: row["label"] for batch in loader for row in batch}
+
+
+def of_pictures(folder: Path) -> tp.Pipeline:
+    return tp.list_files(folder, refresh="epoch").read_images().shuffle(3, seed=0).batch(2)
+
+
+def test_files_that_are_rows_are_named_by_a_state(tmp_path: Path) -> None:
+    pictures(tmp_path, *(f"{name}/{n}.png" for name in ("ant", "cat") for n in range(4)))
+    loader = tp.Loader(of_pictures(tmp_path))
+    batches = iter(loader)
+    next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    pictures(tmp_path, "ant/9.png", "bee/0.png")
+    resumed = resumed_from(state, tmp_path, of_pictures)
+    assert list(resumed) == rest
+
+
+def test_each_epoch_has_the_classes_of_the_first(tmp_path: Path) -> None:
+    loader = tp.Loader(of_pictures(pictures(tmp_path, "ant/0.png", "cat/0.png")))
+    assert classes_of(loader) == {"ant": 0, "cat": 1}
+    pictures(tmp_path, "ant/1.png")
+    assert classes_of(loader) == {"ant": 0, "cat": 1}
+    state = loader.state_dict()
+    pictures(tmp_path, "bee/0.png")
+    for _ in range(2):
+        with pytest.raises(tp.DataChangedError, match=r"all epochs must have .*'bee' more; take"):
+            classes_of(loader)
+        with pytest.raises(tp.DataChangedError, match=r"all epochs must have .*'bee' more; take"):
+            resumed_from(state, tmp_path, of_pictures)
+    (tmp_path / "bee/0.png").unlink()
+    assert classes_of(loader) == classes_of(resumed_from(state, tmp_path, of_pictures))
+    (tmp_path / "cat/0.png").unlink()
+    with pytest.raises(tp.DataChangedError, match="got no 'cat'"):
+        classes_of(loader)
+    # Before the first epoch, and of the next run, any will do.
+    assert classes_of(tp.Loader(of_pictures(tmp_path))) == {"ant": 0}
+
+
+def test_in_a_mix_each_epoch_has_the_classes_of_the_first(tmp_path: Path) -> None:
+    def make(folder: Path) -> tp.Pipeline:
+        read = tp.list_files(folder, refresh="epoch").read_bytes(labels="folder")
+        return tp.mix({"a": tp.read_bytes(fixed, labels="folder"), "b": read}).batch(4)
+
+    fixed = pictures(tmp_path / "fixed", "ant/0.png")
+    loader = tp.Loader(make(pictures(tmp_path / "more", "ant/0.png", "cat/0.png")))
+    assert list(loader)
+    pictures(tmp_path / "more", "bee/0.png")
+    with pytest.raises(tp.DataChangedError, match="'bee' more"):
+        list(loader)

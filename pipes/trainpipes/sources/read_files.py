@@ -270,7 +270,8 @@ class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
     def __init__(
         self, files: FileList, more: pa.Table | None, block_rows: int, caller: str
     ) -> None:
-        self.files, self.sizes = files, files.sizes
+        self.files, self.sizes, self.epoch_files = files, files.sizes, files.below
+        self._caller = caller
         self.more = None if more is None or not more.num_columns else more
         self._begins = file_reader.cut_evenly(len(files), block_rows)
         self.lengths = np.diff(self._begins)
@@ -314,6 +315,21 @@ class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
             digest.update(repr(about).encode())
         more = "" if self.more is None else table_digest(self.more.slice(rows.start, len(rows)))
         return [digest.hexdigest(), more]
+
+    def check_after(self, epoch_files: Sequence[str]) -> None:
+        """Raise DataChangedError where folders number other classes than those of the epoch before."""
+        old, new = (
+            {name.split("/")[1] for name in names} for names in (epoch_files, self.epoch_files)
+        )
+        numbered = self.more is not None and {*self.schema.names} >= {"class", "label"}
+        if numbered and old and old != new and new == {*self.more["class"].to_pylist()}:
+            changes = [f"{name!r} more" for name in sorted(new - old)]
+            changes += [f"no {name!r}" for name in sorted(old - new)]
+            raise errors.DataChangedError(
+                f"{self._caller}: with list_files(refresh) all epochs must have the classes of the first, "
+                f"which folders number by their names, got {', '.join(changes[:3])}; take labels=None, "
+                "and number them by map() and encode_labels(classes=[...])"
+            )
 
     def describe(self) -> list[tuple[str, str]]:
         lines = [("files", f"{len(self.files):,}, one a row")]

@@ -14,10 +14,10 @@ from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
 from trainpipes.engine.iterating.epoch_end import from_first_rank
-from trainpipes.engine.planning.inputs import FILES, files_of, of_run
+from trainpipes.engine.planning.inputs import FILES, check_after, files_of, of_run
 from trainpipes.engine.planning.migrate import at_start, checked_changes, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import ConfigError, DataChangedError, StateError
 from trainpipes.interfaces.stage import Stage
 from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, Reweighed, carried
@@ -152,6 +152,12 @@ class IterationState:
         files = listed() if topology.world_size == 1 else from_first_rank(topology, listed, *why)
         if topology.rank:
             self._plan = self.make_plan(files_of(files, before.growing))
+        if position.pass_number and before.inputs.is_open:
+            try:
+                check_after(before.files or "", self.plan.inputs)
+            except DataChangedError:
+                self._plan = before  # which the next epoch is compared with, too
+                raise
         if before.has_same_files(self.plan):
             self._plan = before  # whose workers can go on
 
@@ -191,7 +197,11 @@ class IterationState:
             return state, plan
         within = state.get("batches") != 0
         plan = self._plan_of(state.get(FILES), within)
-        return state if within or not plan.grows else at_start(state, plan), plan
+        if within or not plan.grows:
+            return state, plan
+        if FILES in state and state.get("epoch"):
+            check_after(state[FILES], plan.inputs)
+        return at_start(state, plan), plan
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         own = self._plan

@@ -368,6 +368,14 @@ def listed_files(inputs: Inputs) -> str:
     return text
 
 
+def check_after(files: str, inputs: Inputs) -> None:
+    """Raise DataChangedError where an epoch cannot follow one of these files, as a state has them."""
+    sources = [*_lists(inputs)]
+    for source, names in zip(sources, files_of(files, len(sources)), strict=True):
+        if hasattr(source, "check_after"):
+            source.check_after(names)
+
+
 def versions(inputs: Inputs) -> list[Any]:
     """What tells the files of growing folders from others of the same names."""
     lists = [getattr(source, "files", None) for source in _lists(inputs)]
