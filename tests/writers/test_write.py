@@ -249,6 +249,13 @@ def test_files_that_nothing_here_has_written_stay(tmp_path):
         with pytest.raises(tp.ConfigError, match="holds files that no writer has written"):
             rows().write_json(tmp_path, overwrite=overwrite)
     assert os.listdir(tmp_path) == ["notes.txt"]
+    (tmp_path / "part-00000.jsonl").write_text("mine")
+    (tmp_path / "_manifest.json").write_text('{"files": ["part-00000.jsonl"]}')
+    before = contents(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(tp.ConfigError, match="holds files that no writer has written"):
+            rows().write_json(tmp_path, overwrite=overwrite)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"trainpipes_files": 1, "files": [{"odd": 1}]}'])
@@ -260,6 +267,7 @@ def test_a_damaged_manifest_is_refused(text, tmp_path):
     (tmp_path / "out" / "_manifest.json").write_text(text)
     with pytest.raises(tp.UnreadableError, match=r"_manifest.json is damaged"):
         rows().write_json(tmp_path / "out")
+    assert rows().write_json(tmp_path / "out", overwrite=True).rows == 1000
 
 
 @pytest.mark.sample(2)

@@ -215,6 +215,7 @@ class OutputFolder:
             )
         manifest = self._read(MANIFEST)
         if manifest.get("trainpipes_files") != FORM:
+            self._refuse_foreign(manifest)
             raise _damaged(self.place.at(MANIFEST))
         self._check_same(manifest)
         try:
@@ -231,14 +232,12 @@ class OutputFolder:
             return
         begun = "about.json" in work
         if MANIFEST in names:  # the files are a writer's, also without the manifest
+            with suppress(errors.UnreadableError):  # it is damaged
+                self._refuse_foreign(self._read(MANIFEST))
             write_json(self.place, ABOUT, {})
             self.place.remove(MANIFEST)
         elif not begun and any(name != WORK and not name.startswith(".") for name in names):
-            raise errors.ConfigError(
-                f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
-                "that is empty, or not there yet",
-                path=self.place.root,
-            )
+            self._refuse_foreign({})
         before = self._read(ABOUT) if begun and not self._overwrite else {}
         if not (self._goes_on or before.get("pipeline")):
             before = {}
@@ -250,6 +249,15 @@ class OutputFolder:
             self._clear()
         write_json(self.place, ABOUT, self.about)
         self._sweep()
+
+    def _refuse_foreign(self, manifest: Mapping[str, Any]) -> None:
+        """Raise ConfigError where another program has written a manifest."""
+        if "trainpipes_files" not in manifest:
+            raise errors.ConfigError(
+                f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
+                "that is empty, or not there yet",
+                path=self.place.root,
+            )
 
     def _note_all(self, sidecars: list[str]) -> None:
         infos = []
