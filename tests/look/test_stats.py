@@ -112,6 +112,18 @@ def test_a_mix_in_a_mix_is_one_source():
     assert found.shuffle is None
 
 
+@pytest.mark.parametrize("read", [tp.read_images, tp.read_bytes])
+def test_labels_of_files_that_are_rows_are_counted(read, tmp_path):
+    for name in ("ant/0.png", "cat/0.png", "cat/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"...")
+    rows = read(tmp_path, labels="folder")
+    assert rows.stats(0, labels=["label", "class"]).labels == {
+        "label": {0: 1, 1: 2}, "class": {"ant": 1, "cat": 2},
+    }  # fmt: skip
+    assert rows.shuffle(9).batch(2).stats(0, labels="class").labels["class"]["cat"] == 2
+
+
 def test_labels_are_counted_over_all_rows_and_can_be_asked_for_alone():
     rows = tp.from_dataset([{"x": n, "label": "ab"[n % 3 > 0]} for n in range(999)])
     found = rows.shuffle(9).batch(2).stats(0, labels=["label", "x"])

@@ -286,7 +286,11 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "rows in memory": (
         lambda f: tp.from_arrow(pa.table({"text": ["a"]})).tokenize("bytes"),
-        "one that reads files, got from_arrow",
+        "one that reads files of rows, got from_arrow",
+    ),
+    "whole files": (
+        lambda f: tp.read_bytes(f).rename({"path": "text"}).tokenize("bytes"),
+        "one that reads files of rows, got read_bytes",
     ),
     "a stream": (
         lambda f: tp.from_iterable(lambda: iter([{"text": "a"}])).tokenize("bytes"),

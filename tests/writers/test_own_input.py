@@ -63,6 +63,13 @@ def test_a_folder_below_the_one_that_is_read_is_refused_by_every_writer(name):
     WRITERS[name](parquet("d"), "out")
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_names_that_the_writer_gives_are_those_that_a_glob_may_find(name):
+    Path("d/a.parquet").rename("d/part-7.parquet")
+    refused(lambda: WRITERS[name](parquet("d/**/part-*.parquet"), "d/out"))
+    WRITERS[name](parquet("d/**/part-[789]*.parquet"), "d/out")
+
+
 def test_json_arrow_and_memory_maps_are_refused_too():
     json = tp.list_files("j").read_json()
     refused(lambda: json.write_json("j/out"))

@@ -468,8 +468,8 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
             column = stage.column
         elif not (isinstance(stage, Select) and column in stage.columns):
             break
-    columns = stage.options.get("columns", ()) or [column]
-    if isinstance(stage, kinds.ReadingSource) and column in columns:
+    takes_columns = isinstance(stage, kinds.ReadingSource) and "columns" in stage.options
+    if takes_columns and column in (stage.columns or [column]):
         stage = stage._replaced(columns=[column])
     return [*left, stage, *above]
 

@@ -108,7 +108,12 @@ def open_plan(
     odd = next((s for s in plan.chain.steps if not isinstance(s, kinds.RunStage)), None)
     rule, way = "of stages that treat each row by itself", "put it directly after the source"
     require(odd is None, OPTION, rule, odd, way)
-    rule, way = "one that reads files", "write other rows by write_parquet() after tokenize()"
-    require(isinstance(plan.inputs.source, FileBlocks), OPTION, rule, plan.chain.opener, way)
+    rule, way = (
+        "one that reads files of rows",
+        "write other rows by write_parquet() after tokenize()",
+    )
+    source = plan.inputs.source
+    blocks_of_files = isinstance(source, FileBlocks) and source.file_of_block is not None
+    require(blocks_of_files, OPTION, rule, plan.chain.opener, way)
     plan.inputs.schemas.adopt(schemas or {})
     return plan

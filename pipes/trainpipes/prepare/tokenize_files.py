@@ -399,7 +399,7 @@ def tokenize(
         about = {"options": options, "tokenized": {"ids": ids}}
         opened = partial(open_plan, parts.ahead, plan.inputs.source, plan.inputs.schemas.known())
         open_file = partial(BareFile, dtype) if dtype else _form(compression, schema).open
-        with open_output(place, plan, [f"part{suffix}"], chosen, about, overwrite) as out:
+        with open_output(place, plan, [f"part-00000{suffix}"], chosen, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
             workers = _worthwhile(plan, missing) if executor is None else chosen
             read = sum(task.rows for task in tasks)
