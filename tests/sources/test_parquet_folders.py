@@ -48,6 +48,22 @@ def test_columns_are_those_that_pyarrow_makes(tmp_path, folders):
     assert sorted(found, key=lambda row: row["x"]) == sorted(theirs, key=lambda row: row["x"])
 
 
+def test_folders_above_those_that_are_listed_make_no_columns(tmp_path):
+    """As in Arrow, which takes all folders of a file that is named."""
+    names = [write(tmp_path / name / "data", *LAYOUT) for name in ("job=1", "job=2")]
+    for place in ("", "/*", "/**/*.parquet", "/year=*/lang=*/part-0.parquet"):
+        rows = tp.read_parquet(f"{names[0]}{place}", partitioning="hive")
+        assert sorted(rows.peek()) == ["lang", "text", "x", "year"]
+        state = rows.batch(2).state_at(2)
+        rows = tp.read_parquet(f"{names[1]}{place}", partitioning="hive")
+        rows.batch(2).load_state_dict(state)
+    named = f"{names[0]}/{LAYOUT[0]}/part-0.parquet"
+    columns = ds.dataset(named, partitioning="hive").schema.names
+    assert {*tp.read_parquet(named, partitioning="hive").peek()} == {*columns} > {"job"}
+    with pytest.raises(SchemaError, match="is in no such folder"):
+        tp.read_parquet(f"{names[0]}/{LAYOUT[0]}", partitioning="hive").explain()
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("columns", [None, ["x"]])
 @pytest.mark.parametrize("index", [False, "footers.arrow"])
@@ -233,8 +249,11 @@ def test_an_error_about_columns_names_those_of_folders(tmp_path):
 
 
 def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path):
-    """The folders are the ones that hold all files, so that names below them are the same."""
-    one, other = (write(tmp_path / name, "year=2024") for name in ("lang=de", "lang=en"))
+    """A file that is named has the values of all its folders, and the name below them is the same."""
+    one, other = (
+        f"{write(tmp_path / name, 'year=2024')}/year=2024/part-0.parquet"
+        for name in ("lang=de", "lang=en")
+    )
     for pipe in (tp.read_parquet(one), tp.read_parquet(one, partitioning="hive")):
         iterator = iter(pipe)
         next(iterator)

@@ -297,7 +297,7 @@ def wanted_files(
 ) -> WantedFiles:
     folders = pa.table({})
     if hive or columns is not None or filter is not None:
-        folders = folder_columns(files.names, caller, hive)
+        folders = folder_columns(files, caller, hive)
     chosen = None if columns is None else list(columns)
     everything = WantedFiles(files, chosen, folders)
     if filter is None or not len(files):
@@ -333,10 +333,17 @@ def wanted_files(
     return WantedFiles(files, chosen, folders, left_out, not by_folders, by_folders)
 
 
-def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
-    """A row for each file: its folders' values, int64 if all are integers, else text."""
-    first = _pairs(names[0]) if names else {}
-    pairs = [_pairs(name) for name in names] if first or needed else []
+def folder_columns(files: FileList, caller: str, needed: bool) -> pa.Table:
+    """A row for each file: its folders' values, int64 if all are integers, else text. Folders are those below
+    the folder or glob that was listed, and all of a file that was named, as in Arrow.
+    """
+    names, roots = (
+        files.names,
+        sorted({f"{d.wanted.root.rstrip('/')}/" for d in files.listed}, key=len),
+    )
+    below = [path[len(next(filter(path.startswith, roots), "")) :] for path in files.paths]
+    first = _pairs(below[0]) if below else {}
+    pairs = [*map(_pairs, below)] if first or needed else []
     for name, values in zip(names, pairs, strict=False):
         if odd := first.keys() ^ values.keys():
             if not needed:
