@@ -356,13 +356,22 @@ class _LocalLock:
                 self._file.close()
 
 
+def _pids() -> str:
+    """What numbers of processes are of: containers have numbers of their own, and may share a host's name."""
+    with suppress(OSError):  # there is no /proc, and there are no containers
+        started = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return f"{started.strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
 class _Lease:
     """A lock of a URL: an object that names its holder, and counts up while the holder lives."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._me: dict[str, Any] = {
-            "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
+            "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0,
+            "pids": _pids(),
         }  # fmt: skip
         self._ended, self._writing = Flag(), InterruptibleLock()
         self._may_be_there = False
@@ -404,10 +413,10 @@ class _Lease:
                     self._write("overwrite")
 
     def _is_over(self, holder: dict[str, Any]) -> bool:
-        """Whether its process is gone from this machine, or gives no sign of life: another container's
-        process may have the same number.
+        """Whether its process is gone from this machine, or gives no sign of life: another process may have
+        its number.
         """
-        if holder["host"] == self._me["host"]:
+        if all(holder.get(key) == self._me[key] for key in ("host", "pids")):
             with suppress(PermissionError):  # it is another user's
                 try:
                     os.kill(int(holder["pid"]), 0)
