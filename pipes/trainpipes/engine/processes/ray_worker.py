@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -238,6 +237,7 @@ def own(parts: Sequence[Any]) -> Message:
 def do_call(rows: RowsToCall, job: Job) -> Any:
     def begun(call: Call) -> Call:
         call.begin(rows.number)
+        vars(call)["begin"] = lambda _: None  # children have it as it is here
         return call
 
     with at_work_for(job):
@@ -258,8 +258,6 @@ def do_call(rows: RowsToCall, job: Job) -> Any:
 
 def _in_a_child(call: Call, rows: RowsToCall) -> Message:
     context = multiprocessing.get_context("fork")
-    call = copy(call)
-    vars(call)["begin"] = lambda _: None  # this process has begun
     worker = ProcessWorker(rows.number, call.said, context, call, rows.timeout)
     worker.begin()
     try:
