@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 import trainpipes as tp
 from trainpipes.errors import ConfigError, WorkerError
+from trainpipes.interfaces.watched_calls import current
 
 ROWS = 400
 
@@ -73,6 +81,114 @@ def test_functions_of_the_program_and_lambdas_reach_the_cluster(cluster, tmp_pat
     batches = list(tp.Loader(pipe, executor="ray"))
     assert sum(len(batch["x"]) for batch in batches) == ROWS
     assert not any(batch["here"].any() for batch in batches)
+
+
+class Sample:
+    """As of a program that is a script."""
+
+    __module__, __qualname__ = "__main__", "Sample"
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Bad(Exception):
+    __module__, __qualname__ = "__main__", "Bad"
+
+
+@pytest.mark.parametrize("of", ["loader", "map"])
+def test_rows_results_and_errors_of_classes_of_the_program_travel(cluster, monkeypatch, of):
+    def more(row: Sample) -> Sample:
+        if row.x == 31:
+            raise Bad(f"row {row.x}")
+        return Sample(row.x + 1)
+
+    for kind in (Sample, Bad):
+        monkeypatch.setattr(sys.modules["__main__"], kind.__qualname__, kind, raising=False)
+    executor, rows = tp.Ray(num_workers=2), tp.from_dataset([Sample(n) for n in range(32)])
+    if of == "loader":
+        made = iter(tp.Loader(rows.map(more, version="1"), executor=executor))
+    else:
+        made = iter(rows.map(more, version="1", executor=executor))
+    for number in range(31):
+        row = next(made)
+        assert (type(row), row.x) == (Sample, number + 1)
+    with pytest.raises(Bad, match="row 31"):
+        next(made)
+
+
+def as_it_is(_: int) -> tuple[Any, ...]:
+    time.sleep(0.1)  # so that every process has some
+    collates = default_collate_fn_map[torch.Tensor] is collate_tensor_fn
+    info, parallel = get_worker_info(), os.environ.get("TOKENIZERS_PARALLELISM")
+    return (os.getpid(), random.random(), info, parallel, collates, current())
+
+
+def test_tasks_of_a_program_find_a_process_as_they_left_it(cluster, tmp_path):
+    def who(row: dict[str, Any]) -> dict[str, Any]:
+        info = get_worker_info()
+        return {"pid": os.getpid(), "worker": -1 if info is None else info.id}
+
+    batches = list(tp.Loader(pipeline(tmp_path, who), executor=tp.Ray(num_workers=3)))
+    pids = {pid for batch in batches for pid in batch["pid"].tolist()}
+    assert {n for batch in batches for n in batch["worker"].tolist()} <= {0, 1, 2}
+    task = ray.remote(as_it_is)
+    found = ray.get([task.remote(n) for n in range(24)])
+    assert pids & {pid for pid, *_ in found}
+    assert {tuple(rest) for _, _, *rest in found} == {(None, None, True, None)}
+    assert len({number for _, number, *_ in found}) == len(found)
+
+
+def test_a_process_begins_once_with_a_time_limit_too(cluster, tmp_path):
+    def note(worker: int) -> None:
+        (tmp_path / f"{time.monotonic_ns()}.begun").touch()
+
+    executor = tp.Ray(num_workers=2)
+    loader = tp.Loader(
+        pipeline(tmp_path, dict), executor=executor, timeout=100, worker_init_fn=note
+    )
+    assert len(list(loader)) == ROWS // 16
+    assert 1 <= len(list(tmp_path.glob("*.begun"))) <= 4
+
+
+class Model:
+    """A function that notes where it comes to, and is counted while it is there."""
+
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.alive.add(self)
+        (self.folder / f"{time.monotonic_ns()}.came").touch()
+
+    def __call__(self, row: Any) -> Any:
+        return row
+
+
+def test_functions_stay_in_a_process_beside_others(cluster, tmp_path):
+    pipe, executor = tp.from_dataset(range(200)), tp.Ray(num_workers=1)
+    for name in "abc":
+        pipe = pipe.map(Model(tmp_path, name), version=name, executor=executor)
+    assert list(pipe) == list(range(200))
+    assert len(list(tmp_path.glob("*.came"))) <= 3 * 4
+
+
+def alive(_: int) -> int:
+    time.sleep(0.1)
+    gc.collect()
+    return sum(one.name == "passes" for one in Model.alive)
+
+
+def test_passes_that_are_over_leave_nothing_in_a_process(cluster, tmp_path):
+    pipe = tp.from_dataset(range(64)).map(Model(tmp_path, "passes"), version="1").batch(8)
+    loader = tp.Loader(pipe, executor=tp.Ray(num_workers=1))
+    for _ in range(6):
+        assert len(list(loader)) == 8
+    task = ray.remote(alive)
+    assert 1 <= max(ray.get([task.remote(n) for n in range(16)])) <= 2
 
 
 def died_once(folder: Path, name: str) -> bool:

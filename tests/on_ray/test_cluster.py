@@ -154,9 +154,27 @@ class Dies:
         return work
 
 
-def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
+def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path, caplog):
     assert sorted(run(Dies(tmp_path, 1), range(6))) == [(n, n) for n in range(6)]
     assert noted(tmp_path, "died") == 1
+    assert caplog.text.count("2 is run again: ") == 1
+
+
+def test_a_task_that_runs_out_of_memory_waits_is_told_and_given_up(cluster, monkeypatch, caplog):
+    waited, lost = [], ray.exceptions.OutOfMemoryError("Task was killed")
+    monkeypatch.setattr("trainpipes.engine.processes.ray_tasks.time.sleep", waited.append)
+
+    def get(reference, *, get=ray.get, **options):
+        value = get(reference, **options)
+        if value == 2:
+            raise lost
+        return value
+
+    monkeypatch.setattr("ray.get", get)
+    with pytest.raises(WorkerError, match=r"^2 was given up after 4 tries: Task was killed"):
+        run(lambda: lambda task, tell: task, range(4))
+    assert waited == [1, 2, 4]
+    assert caplog.text.count("2 is run again: Task was killed") == 3
 
 
 def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path, monkeypatch):
@@ -273,6 +291,7 @@ def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
 
 SPOT = """
 import signal, sys
+import trainpipes as tp
 before = signal.getsignal(signal.SIGTERM)
 from trainpipes.writers import Ray
 
@@ -283,6 +302,8 @@ def where(task, state):
 
 with Ray("local") as executor:
     [(task, where)] = executor.map_unordered(where, [1], int)
+    loader = tp.Loader(tp.from_dataset(range(8)).map(abs).batch(4), executor=Ray("local"))
+    assert [len(list(loader)) for _ in range(2)] == [2, 2]
 import ray
 assert not ray.is_initialized()
 assert signal.getsignal(signal.SIGTERM) is before

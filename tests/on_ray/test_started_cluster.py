@@ -151,3 +151,24 @@ def test_ray_client_does_too(started: Started, texts: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     tokenize(pipeline(texts), tmp_path / "alone", executor=Threads(1))
     assert contents(tmp_path / "ids") == contents(tmp_path / "alone")
+
+
+CALLS = """
+import sys
+import trainpipes as tp
+
+loader = tp.Loader(tp.from_dataset(range(8)).map(lambda x: 2 * x).batch(4), executor=tp.Ray(sys.argv[1]))
+print([batch for _ in range(2) for batch in loader])
+"""
+
+
+@pytest.mark.parametrize("by", ["name", "client"])
+def test_functions_are_called_by_any_address_in_each_epoch(started: Started, by: str) -> None:
+    address = (
+        started.client if by == "client" else started.address.replace("127.0.0.1", "localhost")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, address],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == str([[0, 2, 4, 6], [8, 10, 12, 14]] * 2), done.stderr

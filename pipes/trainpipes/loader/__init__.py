@@ -73,7 +73,8 @@ class Loader:
             calls functions here; where there are none, no worker is started.
         prefetch_factor: batches, or runs of rows, that each worker is given ahead; 2 if None.
         persistent_workers: keep the processes from one epoch to the next.
-        worker_init_fn: called with the worker's id in each worker.
+        worker_init_fn: called with the worker's id in each worker; on Ray in each process, where ids may
+            repeat.
         timeout: seconds that a call may take, at least: then its worker is ended, and another worker tries
             the row once more. A second time it is a ``WorkerError`` that names the row, or the row is left
             out where ``on_error`` says so. 0 for no end.
