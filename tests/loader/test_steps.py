@@ -184,6 +184,66 @@ def test_each_state_resumes_with_the_step_that_follows() -> None:
             assert resumed.state_dict()["batches"] == states[number + 1]["batches"]
 
 
+class Failing:
+    """Fails once at a number."""
+
+    def __init__(self, number: int, error: type[BaseException]) -> None:
+        self.number, self.error = number, error
+
+    def __call__(self, n: int) -> int:
+        if n == self.number:
+            self.number = -1
+            raise self.error
+        return n
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("counted", "goes on"), ("counted", "resumes"), ("filtered", "resumes"),
+        ("endless", "goes on"), ("endless", "resumes"), ("endless", "begins anew"),
+        ("mix", "goes on"), ("mix", "begins anew"), ("mix", "other weights"),
+    ],
+)  # fmt: skip
+def test_an_error_within_a_step_loses_none_of_it(
+    name: str, after: str, error: type[BaseException]
+) -> None:
+    if name == "filtered" and error is KeyboardInterrupt:
+        pytest.skip("it comes steps earlier, as batches are taken ahead")
+
+    def pipe(number: int = -1) -> tp.Pipeline:
+        failing, plain = Failing(number, error), tp.from_dataset(range(ROWS))
+        if name == "mix":
+            mix = tp.mix({"a": plain, "b": plain.map(abs)}, weights={"a": 1, "b": 1}, stop="repeat")
+            return mix.map(failing, version="1").batch(1)
+        rows = numbers().map(failing, version="1")
+        if name == "filtered":
+            return rows.filter(keeps_most).batch(1)
+        return rows.filter(keeps_most).repeat().batch(1) if name == "endless" else rows.batch(1)
+
+    whole = [list(s) for s in islice(tp.steps(tp.Loader(pipe()), batches=4), 8)]
+    loader = tp.Loader(pipe(whole[3][2][0]), threads=0)
+    steps = iter(tp.steps(loader, batches=4))
+    found = [list(next(steps)) for _ in range(3)]
+    before = loader.state_dict()
+    with pytest.raises((tp.TrainpipesError, error)):
+        next(steps)
+    state = loader.state_dict()
+    assert state == before
+    assert state["batches"] == 12
+    if after == "resumes":
+        loader = tp.Loader(pipe())
+        loader.load_state_dict(state)
+    elif after == "other weights":
+        loader.set_weights({"b": 2}, at_step=24)
+    if after in ("resumes", "begins anew"):
+        steps = iter(tp.steps(loader, batches=4))
+    found += [list(step) for step in islice(steps, 3)]
+    assert found == whole[:6]
+    assert loader.state_dict()["batches"] == 24
+
+
 def test_an_epoch_ends_with_its_last_whole_step_and_the_next_one_begins_anew() -> None:
     loader = tp.Loader(tp.from_dataset(range(10)).batch(1))
     steps = tp.steps(loader, batches=4)

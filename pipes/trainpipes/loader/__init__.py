@@ -271,12 +271,12 @@ class Loader:
     def __iter__(self) -> EpochIterator:
         return self._begin_pass(self._step)
 
-    def _begin_pass(self, step: int) -> EpochIterator:
+    def _begin_pass(self, step: int, holds: bool = False) -> EpochIterator:
         warn_without_data_module()
         refuse_prepared_by_ray()
         if self._options["epoch"] is None or self._iteration.ranks()[1] > 1:
             refuse_in_an_iterable()
-        options = RunOptions(self.threads, self._workers, places=True, step=step)
+        options = RunOptions(self.threads, self._workers, places=True, step=step, holds=holds)
         return EpochIterator(self._iteration, options)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,39 @@ def _exchanging(model: Any, exchanges: bool) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
+class _StepIterator(Iterator[Step]):
+    """The steps of a pass. After an error or Ctrl-C within a step, the next call has what was taken of it."""
+
+    def __init__(self, loader: Loader, batches: int, rank: int, world: int) -> None:
+        self._items = loader._begin_pass(batches, holds=True)
+        self._batches, self._rank, self._world = batches, rank, world
+        #: The first batch of the next step, over all ranks; None until it is asked for.
+        self._first: int | None = None
+        #: Batches of the step at hand, and what gave them: another one goes on where a state stands.
+        self._taken: list[Any] = []
+        self._giver: object = None
+
+    def __next__(self) -> Step:
+        items = self._items
+        first = items.last_item()[1] + 1 if self._first is None else self._first
+        self._first, end = first, first + self._batches
+        per_rank = slots_before(end, self._rank, self._world)
+        per_rank -= slots_before(first, self._rank, self._world)
+        if items._current is not self._giver:
+            self._taken.clear()
+        try:
+            self._taken.extend(islice(items, per_rank - len(self._taken)))
+        finally:
+            self._giver = items._current
+        if not self._taken:
+            raise StopIteration
+        with suppress(Exception):  # of rows of other ranks, which the next step raises
+            items.hold()
+        step = Step(self._taken, self._world / self._batches)
+        self._first, self._taken = end, []
+        return step
+
+
 class Steps:
     """What ``steps`` returns. Each ``iter()`` gives the steps of the loader's next pass.
 
@@ -97,17 +130,7 @@ class Steps:
         return sharing(self.loader, self.batches, "steps(batches)", self.uneven)
 
     def __iter__(self) -> Iterator[Step]:
-        rank, world = self._ranks()
-        batches = self.loader._begin_pass(self.batches)
-        begin = batches.last_item()[1] + 1
-        while True:
-            end = begin + self.batches
-            per_rank = slots_before(end, rank, world) - slots_before(begin, rank, world)
-            step = list(islice(batches, per_rank))
-            if not step:
-                return
-            begin = end
-            yield Step(step, world / self.batches)
+        return _StepIterator(self.loader, self.batches, *self._ranks())
 
     def __len__(self) -> int:
         from trainpipes.look.lengths import batches_left, no_length

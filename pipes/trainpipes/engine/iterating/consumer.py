@@ -98,6 +98,7 @@ class RunOptions:
         places: whether stages place batches on a device.
         step: batches of all ranks that are a step, with a whole one of which a pass ends; 0 for a batch of
             each rank.
+        holds: whether states stand at a pass's start, or where ``hold`` was called last.
     """
 
     threads: int | None = 0
@@ -105,6 +106,7 @@ class RunOptions:
     unroll: Unroll = Run.unroll
     places: bool = False
     step: int = 0
+    holds: bool = False
 
 
 #: In the thread that iterates.
@@ -198,6 +200,8 @@ class Consumer:
         self.noted: ConsumerPosition | None = None
         #: Cursors by shard after that item; ``given_up_to`` updates those that moved.
         self._cursors: dict[int, str] = {}
+        #: Where states stand meanwhile, and their cursors; set by ``hold``.
+        self._held: tuple[ConsumerPosition, dict[int, str]] | None = None
         if self._has_cursors:
             position.require(self._own)
 
@@ -247,6 +251,8 @@ class Consumer:
     def _start_work(self) -> ShardItems | SharedItems:
         if self._counted is None:
             self._counted = [tally.numbers for tally in self.plan.tallies]
+        if self._options.holds and self._held is None:
+            self.hold()
         items = self.items
         if self._workers is not None:
             self._workers.start()  # before threads are
@@ -350,12 +356,19 @@ class Consumer:
         self._cursors.update(position.moved)
 
     def given_up_to(self) -> ConsumerPosition:
-        """Where it stands after the item given last."""
+        """Where it stands after the item given last, or where it is held."""
+        if self._held is not None:
+            return self._held[0]
         if self.noted is not None:
             return self.noted
         position = self.made_up_to()
         self._cursors.update(position.moved)
         return position
+
+    def hold(self) -> None:
+        """Let states stand after the item given last, until the next call or the pass's end."""
+        self._held = None
+        self._held = self.given_up_to(), dict(self._cursors)
 
     @property
     def last_number(self) -> int:
@@ -386,7 +399,8 @@ class Consumer:
                 consumer = Consumer(self.plan, topology, start)
                 given = consumer.given_up_to()
             position = replace(consumer.position, m=given.m, cursors={}, extra=extra)
-            return render(position, consumer.plan.identity, consumer._cursors)
+            cursors = consumer._cursors if consumer._held is None else consumer._held[1]
+            return render(position, consumer.plan.identity, cursors)
 
     @property
     def pass_number(self) -> int:
@@ -447,7 +461,7 @@ class Consumer:
         if not self.ended and self._counted is not None and not self.plan.quiet:
             say_counts(self.plan, self.topology, self.position, self._counted)
             say_left_out(self.plan, self.topology, self.pass_number, self.origin, self.step)
-        self.ended = True
+        self.ended, self._held = True, None
         self.close()
 
     def close(self) -> None:

@@ -233,6 +233,13 @@ class EpochIterator:
                 current = self._begin()
         return current.pass_number, current.last_number
 
+    def hold(self) -> None:
+        """Let states stand after the item given last, until the next call or the pass's end."""
+        current = self._current
+        if current is not None and not current.ended:
+            with self._iterator_lock.between_items():
+                current.hold()
+
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
         with self._iterator_lock.between_items():

@@ -120,7 +120,8 @@ class Lookahead(Iterator[Any]):
         consumer = self._consumer
         if consumer.noted is None:
             consumer.gave(consumer.made_up_to())
-        return consumer.given_up_to()
+        assert consumer.noted is not None
+        return consumer.noted
 
     @property
     def _error(self) -> Exception | None:
