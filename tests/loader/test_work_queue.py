@@ -263,6 +263,20 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
     assert all(number % 3 >= epoch for epoch, number in seen)
 
 
+@pytest.mark.parametrize("by", [None, "id"])
+def test_an_item_that_was_changed_is_retired_and_comes_again_as_it_was(by: str | None) -> None:
+    queue, seen = queue_of(numbered(*range(4)), epochs=3, by=by), []
+    work = queue.get()
+    assert work is not None
+    work.item.update(id=7, reward=0.0)
+    queue.again(work.key)
+    for work in queue:
+        seen.append(dict(work.item))
+        work.item.update(id=work.item["id"] + 10, reward=1.0)
+        queue.retire(work.key)
+    assert seen == [{"id": n} for n in range(4)]
+
+
 def numbered(*numbers: int) -> tp.Pipeline:
     return tp.from_dataset([{"id": n} for n in numbers])
 
@@ -387,6 +401,25 @@ def test_a_loop_that_holds_the_last_items_itself_is_told(
     assert "all was handed out until items are marked by done() or again(): 7 of" in said
     assert "are in flight, (0, 0), (0, 1), (0, 2), (0, 3), (0, 4) and 2 more" in said
     assert "asks by get(timeout=...)" in said
+
+
+def test_an_asynchronous_loop_is_told_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work_queue, "PATIENCE", 1.1)
+    queue, said = queue_of(rows(), max_in_flight=2), list[str]()
+
+    def hear(words: str, *values: Any) -> None:
+        said.append(words % values)
+        threading.Timer(0, queue.close).start()
+
+    async def loop() -> None:
+        async for _ in queue:
+            pass
+
+    monkeypatch.setattr(work_queue.log, "warning", hear)
+    asyncio.run(asyncio.wait_for(loop(), 20))
+    assert "no more may be handed out until items are marked by done()" in said[0]
 
 
 def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from math import isnan, lcm
@@ -39,6 +40,13 @@ class Work:
 
     key: WorkKey
     item: Any
+
+    def _handed_out(self) -> Work:
+        """With an item whose columns may be set: the queue keeps the one that names the row."""
+        item = self.item
+        return (
+            Work(self.key, copy(item)) if isinstance(item, dict | list | MutableMapping) else self
+        )
 
 
 class InFlight:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from time import monotonic, sleep
@@ -34,6 +35,18 @@ PATIENCE, AT_THE_END = 60.0, 5.0
 LOOK = 1.0
 
 
+@dataclass(slots=True)
+class Patience:
+    """Of a wait for an item: since when, and when it is told for what.
+
+    Args:
+        begun: None until there was something to wait for.
+    """
+
+    begun: float | None = None
+    ends: float = inf
+
+
 class WorkQueue:
     """Hands out the items of a loader to any number of threads, which finish them in any order.
 
@@ -49,7 +62,7 @@ class WorkQueue:
         epochs: after which it ends; None for no end. It ends before where all rows are retired, for which it
             takes 16 epochs that have none.
         by: a column that names a row in all epochs, for ``retire``. Without it all values of the
-            item do.
+            item do, whose arrays must not be changed in place then.
 
     Raises:
         ConfigError: an option is out of range, or the pipeline does not fit.
@@ -113,7 +126,7 @@ class WorkQueue:
         require(good, "WorkQueue.get(timeout)", "seconds, from 0 on, or None", timeout)
         taken: list[Work] = []
         try:
-            work = self._get(timeout, taken)
+            work = self._get(timeout, taken, Patience())
         except BaseException:
             with self._lock:
                 for lost in taken:
@@ -122,36 +135,36 @@ class WorkQueue:
             raise
         return work
 
-    def _get(self, timeout: float | None, taken: list[Work]) -> Work | None:
+    def _get(self, timeout: float | None, taken: list[Work], patience: Patience) -> Work | None:
         """What ``get`` returns, which ``taken`` has from the moment that it counts as handed out."""
-        begun = None  # to wait
-        end = says = inf
+        end: float | None = None
         items, flight = self._items, self._flight
         while True:
             with self._lock:
                 while not self._closed:
                     if self._take_again(taken):
-                        return taken[0]
+                        return taken[0]._handed_out()
                     if self._reading or items.ended or not flight.has_room(items.count):
                         break
                     if self._read(taken):
-                        return taken[0]
+                        return taken[0]._handed_out()
                 if self._closed or (items.ended and not flight):
                     self._changed.ring()
                     return None
                 now = monotonic()
-                if begun is None:
-                    begun, says = now, now + (AT_THE_END if items.ended else PATIENCE)
+                if patience.begun is None:
+                    patience.begun = now
+                    patience.ends = now + (AT_THE_END if items.ended else PATIENCE)
+                if end is None:
                     end = inf if timeout is None else now + timeout
                 if now >= end:
                     raise TimeoutError(f"WorkQueue.get(timeout={timeout:g}): {self._waits_for()}")
-                if now >= says:
-                    log.warning(
-                        "WorkQueue.get() waits for %.0f s: %s", now - begun, self._waits_for()
-                    )
-                    says = now + PATIENCE
+                if now >= patience.ends:
+                    waited = now - patience.begun
+                    log.warning("WorkQueue.get() waits for %.0f s: %s", waited, self._waits_for())
+                    patience.ends = now + PATIENCE
                 sleeper = self._changed.sleeper()
-            if not sleeper.acquire(timeout=min(end, says, now + LOOK) - now):
+            if not sleeper.acquire(timeout=min(end, patience.ends, now + LOOK) - now):
                 with self._lock:
                     self._changed.forget(sleeper)
 
@@ -164,10 +177,11 @@ class WorkQueue:
         if self._thread is None:
             self._thread = Pool(1, shares=False, name="trainpipes-work-queue", pauses=False)
             finalize(self, self._thread.close)
+        patience = Patience()
         while True:
             waiting = loop.create_future()
             tell = partial(self._tell, loop, waiting)
-            got = Future(self._get_or_wait, tell)
+            got = Future(partial(self._get_or_wait, patience), tell)
             self._thread.begin(got)
             try:
                 work = await waiting
@@ -178,11 +192,12 @@ class WorkQueue:
             if work is None:
                 return
             if isinstance(work, Work):
+                patience = Patience()
                 yield work
 
-    def _get_or_wait(self) -> Work | str | None:
+    def _get_or_wait(self, patience: Patience) -> Work | str | None:
         try:
-            return self.get(1.0)  # a thread ends soon after the loop
+            return self._get(LOOK, [], patience)  # a thread ends soon after the loop
         except TimeoutError:
             return "waits"
 
