@@ -19,6 +19,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import trainpipes as tp
 from hundred_rows import loaded
 from ranks import in_worker
+from trainpipes.engine.iterating import epoch_end
+from trainpipes.order.layout import Topology
 
 TABLE = pa.table({"x": list(range(203))})
 #: What a refused environment is told to do.
@@ -188,6 +190,13 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
     said = "2 ranks with DataLoader workers", "add .repeat()", "trainpipes.Loader"
     with in_worker(0, 2, 1000, pipe), refused(tp.TopologyError, *said):
         next(iter(pipe))
+
+
+def test_ranks_do_not_agree_in_a_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_end, "members_of", lambda *_: (0, 1))
+    said = "they cannot in a worker process", "distributed(rank=0, world_size=1)"
+    with in_worker(0, 2, 1000, None), refused(tp.TopologyError, *said):
+        epoch_end.agreement_over(Topology(0, 2))
 
 
 # States that do not make one

@@ -55,6 +55,28 @@ def test_our_loader_takes_any_number_of_workers(shards: int, workers: int) -> No
     assert [given_by(run) for _ in range(2)] == epochs_of(2, lambda: shuffled_rows(shards).batch(8))
 
 
+SIDE = tp.from_dataset(range(12)).sharding_filter(4).shuffle(12, seed=3)
+FILTERED = tp.from_dataset(range(9)).filter(bool).batch(2)
+
+
+def reads_pipelines(n: int) -> list[Any]:
+    """What a function reads of pipelines: whole ones, and one in mid-pass."""
+    loader = tp.Loader(FILTERED)
+    steps = [list(step) for step in tp.steps(loader, batches=2)]
+    first = next(iter(FILTERED))
+    return [n, sorted(SIDE), steps, loader.state_dict()["batches"], first, next(iter(loader))]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_pipeline_that_a_function_of_workers_iterates_is_read_whole(start: str) -> None:
+    pipe = tp.from_dataset(range(4)).map(reads_pipelines, version="1").batch(2)
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context=start)
+    expected = [
+        [n, [*range(12)], [[[1, 2], [3, 4]], [[5, 6], [7, 8]]], 0, [1, 2], [1, 2]] for n in range(4)
+    ]
+    assert [row for batch in loader for row in batch] == expected
+
+
 @LOADERS
 def test_a_worker_init_fn_of_the_user_is_called(loader: Any, tmp_path: Path) -> None:
     def note(worker: int) -> None:

@@ -98,6 +98,16 @@ def batched_outside() -> bool:
     return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))
 
 
+def reading_worker() -> Any:
+    """``get_worker_info()`` where a DataLoader's workers share out the rows of a pipeline. Those of a
+    ``Loader`` call functions, and a pipeline that one of these iterates is read whole.
+    """
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    return None if getattr(info, "only_calls", False) else info
+
+
 @contextmanager
 def making_rows() -> Iterator[None]:
     """A user's code is asked for the rows or keys of an epoch within."""

@@ -28,8 +28,7 @@ from multiprocessing import context, sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, TypeAlias
 
-from torch.utils.data import get_worker_info
-
+from trainpipes._internal.callers import reading_worker
 from trainpipes._internal.locks import ForkLock, Living, ProcessLock
 from trainpipes.errors import ConfigError
 
@@ -115,7 +114,7 @@ class EpochCounter:
         """The numbers; this process's own, if another one started it for other work than a worker's."""
         if self._process != os.getpid():
             with _parting:
-                if self._process != os.getpid() and get_worker_info() is None:
+                if self._process != os.getpid() and reading_worker() is None:
                     numbers = _Numbers()
                     memmove(addressof(numbers), self._stood or bytes(self._now), sizeof(_Numbers))
                     numbers.profile = 0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.utils.data import get_worker_info
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
@@ -114,6 +115,13 @@ def members_of(topology: Topology, why: str, subject: str, or_else: str) -> tupl
 
 def _group_over(topology: Topology, why: str, subject: str, or_else: str) -> dist.ProcessGroupGloo:
     members = members_of(topology, why, subject, or_else)
+    if (
+        get_worker_info() is not None
+    ):  # such as a function of a Loader, whose connections are the parent's
+        raise TopologyError(
+            f"{why}, so that its ranks must agree {subject}, and they cannot in a worker process: iterate it "
+            f"in the process that trains, give it pipe.distributed(rank=0, world_size=1), or {or_else}"
+        )
     world = dist.group.WORLD
     if (world, members) not in _groups:
         for known in [known for known in _groups if known[0] is not world]:

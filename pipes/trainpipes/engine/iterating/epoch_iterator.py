@@ -17,9 +17,8 @@ from multiprocessing import connection
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from trainpipes._internal.activity import begin_report, end_report
+from trainpipes._internal.callers import reading_worker
 from trainpipes._internal.locks import start
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
@@ -46,7 +45,7 @@ def end_in_peace() -> None:
     A worker leaves the group of processes it was started in: torchrun sends SIGTERM to the whole group of
     a rank, which may want to finish its step.
     """
-    if get_worker_info() is not None:
+    if reading_worker() is not None:
         _register()
 
 
@@ -139,7 +138,7 @@ class EpochIterator:
         #: What gives its items; the same once the first item was given.
         self._items: Iterator[Any] = iter(())
         self._rest: Iterator[Any] | None = None
-        self._info = get_worker_info()
+        self._info = reading_worker()
         self._shared: Shared | None = None  # state that the workers of a pass share
         if self._info is not None and iteration.plan.growing:
             alike = "list_files(refresh) must be left out", "the files of an epoch"

@@ -5,8 +5,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
 
-from torch.utils.data import get_worker_info
-
 from trainpipes._internal import callers
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.locks import Living
@@ -169,7 +167,7 @@ class IterationState:
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
         rank, world = self.ranks()
-        info = get_worker_info()
+        info = callers.reading_worker()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         topology = self.plan.counts.topology(rank, world, worker, workers, self.members)
         chain = self.plan.chain
@@ -224,7 +222,7 @@ class IterationState:
     def place(self, state: Any) -> tuple[int, Position]:
         """Let the next pass start at a state. Returns this load's number and position."""
         position = self.parse(state)
-        if get_worker_info() is None:
+        if callers.reading_worker() is None:
             position.require_all_workers()
             rank, world = self.ranks()
             if not self.plan.counted:
@@ -373,7 +371,7 @@ class IterationState:
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last item given, or at the next pass's start; None in a worker."""
-        if get_worker_info() is not None:
+        if callers.reading_worker() is not None:
             return None
         last = self.last
         if last is not None:

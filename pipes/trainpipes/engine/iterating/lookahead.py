@@ -77,7 +77,7 @@ class Lookahead(Iterator[Any]):
         self._ends = False
         self._raised: Exception | None = None
         topology = consumer.topology
-        if self._agrees and get_worker_info() is not None:
+        if self._agrees and topology.world_size > 1 and get_worker_info() is not None:
             raise TopologyError(
                 "row counts of this pipeline are not known in advance, so that several ranks would end an "
                 f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "

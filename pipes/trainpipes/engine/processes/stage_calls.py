@@ -257,10 +257,16 @@ def _seed(run: Run, stage: int) -> None:
     torch.manual_seed(seed)
 
 
+class CallingWorker(torch_worker.WorkerInfo):
+    """That of a process that shares out no rows; see ``reading_worker``."""
+
+    only_calls = True
+
+
 def _tell_torch(worker: int, workers: int) -> None:
     """Have ``get_worker_info()`` say which worker this is, as in those of a ``DataLoader``."""
     no_dataset: Any = None
-    torch_worker._worker_info = torch_worker.WorkerInfo(
+    torch_worker._worker_info = CallingWorker(
         id=worker, num_workers=workers, seed=os.getpid(), dataset=no_dataset
     )
     collates = torch_collate.default_collate_fn_map
