@@ -234,9 +234,20 @@ def test_our_loader_refuses_what_is_no_number_of_workers(options: dict[str, Any]
     ("timeout", -1), ("timeout", "3"), ("timeout", float("nan")), ("worker_init_fn", 3),
     ("persistent_workers", "no"), ("multiprocessing_context", 3),
 ])  # fmt: skip
-def test_our_loader_refuses_options_of_workers_before_these_start(option: str, value: Any) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_our_loader_refuses_options_of_workers_before_these_start(
+    option: str, value: Any, workers: int
+) -> None:
     with pytest.raises(tp.ConfigError, match=rf"Loader\({option}\) must be .*, got"):
-        tp.Loader(pipeline(), num_workers=1, **{option: value})
+        tp.Loader(pipeline(), num_workers=workers, **{option: value})
+
+
+def test_a_timeout_that_ends_no_call_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="trainpipes"):
+        tp.Loader(pipeline(), num_workers=1, timeout=12.5)
+        assert not caplog.messages
+        tp.Loader(pipeline(), timeout=12.5)
+    assert "Loader(timeout=12.5): no call is ended here" in caplog.text
 
 
 def test_our_loader_takes_pipelines_only() -> None:

@@ -23,7 +23,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.channel import pickled
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
-from trainpipes.engine.processes.loader_workers import LoaderWorkers
+from trainpipes.engine.processes.loader_workers import LoaderWorkers, check_worker_options
 from trainpipes.engine.processes.worker_pool import NO_PICKLE
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import instead, refuse_unknown, show
@@ -177,6 +177,7 @@ class Loader:
         if executor is None and num_workers:
             executor = Processes(num_workers, context)
         workers = num_workers or int(executor is not None)  # a cluster may have any number
+        check_worker_options(persistent_workers, worker_init_fn, timeout, workers)
         self._iteration.how = {"threads": threads, "workers": workers}
         self._meter = Meter(self._iteration)
         self.num_workers = num_workers

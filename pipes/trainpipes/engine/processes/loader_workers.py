@@ -184,6 +184,20 @@ class HandedOut(kinds.WorkingStage):
         return " and ".join(map(str, self.stages))
 
 
+def check_worker_options(persistent: Any, init: Any, timeout: Any, workers: int) -> None:
+    """Raise unless options of a ``Loader`` are in range, also where there are no workers that have them."""
+    flag(persistent, "Loader(persistent_workers)")
+    good = timeout is None or (isinstance(timeout, int | float) and timeout >= 0)
+    require(good, "Loader(timeout)", "seconds, 0 or more", timeout, "0 is no end")
+    if init is not None:
+        function(init, "Loader(worker_init_fn)")
+    if timeout and not workers:
+        log_once(
+            f"Loader(timeout={timeout}): no call is ended here: this process calls functions; "
+            "num_workers=1 has one that does"
+        )
+
+
 @dataclass(eq=False)
 class LoaderWorkers:
     """Starts a ``Loader``'s workers.
@@ -208,14 +222,6 @@ class LoaderWorkers:
     _sent: Sequence[Stage] | None = None
     #: Processes for another pass, and the plan whose functions they call.
     _idle: tuple[Workers, Plan] | None = None
-
-    def __post_init__(self) -> None:
-        flag(self.persistent, "Loader(persistent_workers)")
-        rule, seconds = "seconds, 0 or more", self.timeout
-        good = isinstance(seconds, int | float) and seconds >= 0
-        require(seconds is None or good, "Loader(timeout)", rule, seconds, "0 is no end")
-        if self.init is not None:
-            function(self.init, "Loader(worker_init_fn)")
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle": None}
