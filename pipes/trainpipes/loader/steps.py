@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from trainpipes._internal.checks import flag, require, whole_number, wrong
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
@@ -81,7 +82,7 @@ class _StepIterator(Iterator[Step]):
     """The steps of a pass. After an error or Ctrl-C within a step, the next call has what was taken of it."""
 
     def __init__(self, loader: Loader, batches: int, rank: int, world: int) -> None:
-        self._items = loader._begin_pass(batches, holds=True)
+        self._items: EpochIterator = loader._begin_pass(batches, holds=True)
         self._batches, self._rank, self._world = batches, rank, world
         #: The first batch of the next step, over all ranks; None until it is asked for.
         self._first: int | None = None
@@ -104,7 +105,7 @@ class _StepIterator(Iterator[Step]):
         if not self._taken:
             raise StopIteration
         with suppress(Exception):  # of rows of other ranks, which the next step raises
-            items.hold()
+            items._hold()
         step = Step(self._taken, self._world / self._batches)
         self._first, self._taken = end, []
         return step

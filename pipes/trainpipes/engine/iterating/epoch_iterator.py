@@ -232,7 +232,7 @@ class EpochIterator:
                 current = self._begin()
         return current.pass_number, current.last_number
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """Let states stand after the item given last, until the next call or the pass's end."""
         current = self._current
         if current is not None and not current.ended:
