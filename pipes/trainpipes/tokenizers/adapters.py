@@ -176,7 +176,8 @@ class Slow(TokenizerEngine):
         return digest(content.encode("utf-8", "surrogatepass"))
 
     def fingerprint(self) -> dict[str, Any]:
-        found = {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+        kind = type(self._tokenizer).__qualname__
+        found: dict[str, Any] = {"class": kind, "content": self._digest}
         if self._text_option == "text_target":
             found["language"] = getattr(self._tokenizer, "tgt_lang", None)
         return found
