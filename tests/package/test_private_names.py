@@ -564,6 +564,13 @@ def test_processors_count_the_tokens_of_pictures() -> None:
         assert "image_sizes" in inspect.signature(kind._get_num_multimodal_tokens).parameters
 
 
+@private("transformers", "_switch_to_target_mode", "engine.py hf.py")
+def test_tokenizers_of_translation_have_a_mode_for_labels() -> None:
+    """Labels of a model of translation are in the language that is written."""
+    for name in ("MarianTokenizer", "NllbTokenizer", "MBartTokenizer", "M2M100Tokenizer"):
+        assert callable(resolve_name(f"transformers:{name}")._switch_to_target_mode), name
+
+
 @private("transformers", "TRAINER", "callers.py")
 def test_the_trainer_is_in_a_module_that_is_known() -> None:
     """The error of a pipeline in the HF Trainer says which Trainer takes it."""
