@@ -201,16 +201,16 @@ class KnownCharacters(TableStage):
 
     alphabet: str
     #: How often each character came in this process; None when it has warned.
-    _counts: ClassVar[Counter[str] | None] = Counter()
+    counts: ClassVar[Counter[str] | None] = Counter()
 
     def apply(self, table: pa.Table) -> pa.Table:
-        if self._counts is None:
+        if self.counts is None:
             return table
         texts = (text for text in table["labels"].to_pylist() if isinstance(text, str))
-        counts = self._counts + Counter("".join(texts))
+        counts = self.counts + Counter("".join(texts))
         unknown = Counter({c: n for c, n in counts.items() if c not in self.alphabet})
         warns = 10 <= unknown.total() >= 0.01 * counts.total()
-        vars(self)["_counts"] = None if warns else counts
+        vars(self)["counts"] = None if warns else counts
         if warns:
             some = ", ".join(repr(character) for character, _ in unknown.most_common(8))
             said = (
