@@ -13,6 +13,7 @@ import torch
 from torch.utils import data
 
 from trainpipes import samplers
+from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import IntArray
 from trainpipes.errors import DataError
 from trainpipes.order.permutation import random_key
@@ -92,7 +93,7 @@ def replicas_of(sampler: Any) -> int:
 
 def _own_replicas(sampler: Any) -> int:
     if isinstance(sampler, samplers.DistributedSampler):
-        return sampler._replicas()[0]
+        return sampler.num_replicas or data_parallel()[1]
     held = getattr(sampler, "__dict__", {})
     numbers = held.get("num_replicas"), held.get("rank")
     known = hasattr(sampler, "__len__") and all(isinstance(n, int) for n in numbers)
