@@ -76,7 +76,7 @@ class MemmapDataset(Dataset[Any]):
         self.options = check_options(path, columns, dtype, length, labels)
         columns = self.options["columns"]
         self._bare = dtype is not None
-        self._found, self._folder = _found(path, self._bare)
+        self._found, self._folder = _found(self.options["path"], self._bare)
         first, *others = files = self._files = self._open()
         for file in others:
             if file.kinds != first.kinds or file.layout != first.layout:
@@ -201,9 +201,9 @@ class MemmapDataset(Dataset[Any]):
         )
 
 
-def _found(path: Any, bare: bool) -> tuple[list[str], str]:
+def _found(path: str | list[str], bare: bool) -> tuple[list[str], str]:
     """Maps or bare files, and their folder."""
-    absolute = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    absolute = os.path.abspath(path) if isinstance(path, str) else ""
     if absolute and os.path.isfile(absolute if bare else os.path.join(absolute, MANIFEST)):
         return [absolute], os.path.dirname(absolute)
     # As a pattern, so that the folder may hold memory maps that are not finished, which are named below.
