@@ -321,8 +321,9 @@ class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
         old, new = (
             {name.split("/")[1] for name in names} for names in (epoch_files, self.epoch_files)
         )
-        numbered = self.more is not None and {*self.schema.names} >= {"class", "label"}
-        if numbered and old and old != new and new == {*self.more["class"].to_pylist()}:
+        if self.more is None or not {*self.schema.names} >= {"class", "label"}:
+            return
+        if old and old != new and new == {*self.more["class"].to_pylist()}:
             changes = [f"{name!r} more" for name in sorted(new - old)]
             changes += [f"no {name!r}" for name in sorted(old - new)]
             raise errors.DataChangedError(
