@@ -37,7 +37,7 @@ LOOK = 1.0
 
 @dataclass(slots=True)
 class Patience:
-    """Of a wait for an item: since when, and when it is told for what.
+    """Of a wait for an item: since when, and when a warning of it is due.
 
     Args:
         begun: None until there was something to wait for.
