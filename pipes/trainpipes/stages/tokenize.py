@@ -205,7 +205,7 @@ class Tokenize(Tokenizes):
             SentencePiece.
         columns: a column, whose ids become "input_ids"; a list, of which "prompt" becomes
             "prompt_ids"; or a dict from text columns to columns of ids, of which "labels" are
-            encoded as targets: see ``text_target`` of transformers.
+            encoded as targets, as by ``text_target`` of transformers.
         concat: instead of ``columns``: several, each tokenized by itself, joined into "input_ids".
         pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids".
             ``max_length`` cuts the longer text first.
