@@ -42,7 +42,13 @@ OURS = {
 OURS |= {"_replaced", "_inputs", "_runs_user_code", "_draw_watch", "_writable"}  # of a stage
 #: Texts that name no attribute: files, a variable of the environment, what datasets before 2.0 wrote, and a
 #: tag of mkvmerge.
-TEXTS = {"_manifest.json", "_unfinished", "_TRAINPIPES_COMPLETE", "_indices_data_files"}
+TEXTS = {
+    "_manifest.json",
+    "_unfinished",
+    "_TRAINPIPES_COMPLETE",
+    "_indices_data_files",
+    "_delta_log",
+}
 TEXTS |= {"_STATISTICS_TAGS"}
 #: What a class or a function is compared by.
 BY_NAME = {"__name__", "__qualname__", "co_name", "co_qualname"}
