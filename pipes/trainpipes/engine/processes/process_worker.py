@@ -126,7 +126,7 @@ def _listen(channel: Channel, messages: SimpleQueue[Message | None]) -> None:
         messages.put(None)
         time.sleep(GRACE)
         _end()
-    except BaseException:  # such as MemoryError: the parent is told by the end of this process
+    except BaseException:  # such as MemoryError: the parent sees the end of this process
         traceback.print_exc()
         _end(1)
 
