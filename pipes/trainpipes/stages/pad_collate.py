@@ -244,7 +244,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         if self._tokenize is not None:  # its options of padding shape batches too
             if self.value is None:
                 identity["value"] = self._tokenize.pad_id
-            if self.padding_side is None:
+            if self.padding_side in (None, self._side_below):  # the same text for the same side
+                identity.pop("padding_side", None)
                 identity["padding_side"] = self._side_below
         return identity
 
