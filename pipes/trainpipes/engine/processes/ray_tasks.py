@@ -10,7 +10,6 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -147,25 +146,7 @@ def ray_pool(
         most_bytes: of rows that are on their way to them, at most.
         timeout, idle: see ``WorkerPool``.
     """
-    import ray
-
-    flight = _Flight(most_bytes)
-    lock = threading.Lock()
-    jobs: dict[str, Job] = {}  # the last one, by the connection: a program may make another
-
-    def job() -> Job:
-        if not ray.is_initialized():
-            why = "this process has left the Ray cluster: call ray.init() before you go on"
-            raise of_no_row(WorkerError, call.said, why)
-        connection = ray.get_runtime_context().get_worker_id()
-        with lock:
-            if connection not in jobs:
-                sent = Job(secrets.token_hex(8), [put(call)])
-                jobs.clear()
-                jobs[connection] = sent
-            return jobs[connection]
-
-    job()
+    job, flight = Job(secrets.token_hex(8), [put(call)]), _Flight(most_bytes)
 
     def worker(number: int) -> RayWorker:
         return RayWorker(number, call.said, remote, job, flight, timeout)
@@ -198,12 +179,11 @@ class RayWorker:
     number: int
     said: str
     remote: Any
-    job: Callable[[], Job]
+    job: Job
     flight: _Flight
     timeout: float | None
     is_ready: bool = True
     _reference: Any = None
-    _token: str = ""
     _closed: bool = False
 
     def begin(self) -> None: ...
@@ -215,7 +195,7 @@ class RayWorker:
 
     def hang_up(self) -> None:
         self._closed = True
-        ended.append(self._token)
+        ended.append(self.job.token)
 
     def end(self) -> None:
         import ray
@@ -240,9 +220,7 @@ class RayWorker:
         try:
             is_again = any(place.row == NO_ROW for place in task.deaths)
             rows = RowsToCall(self.number, parts, is_again, self.timeout)
-            job = self.job()
-            self._token = job.token
-            self._reference = self.remote.remote(rows, job)
+            self._reference = self.remote.remote(rows, self.job)
             answer = self._answer()
         finally:
             self.flight.end(size)
