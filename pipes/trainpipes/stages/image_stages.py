@@ -278,7 +278,7 @@ class CenterCrop(ImageStage):
 
     Args:
         size: side of a square, or (height, width), in pixels.
-        column: the image, or several in a list, which have the same draw.
+        column: the image, or several in a list.
 
     Raises:
         DataError: a row holds no image, or a smaller image.
