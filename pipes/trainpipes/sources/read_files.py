@@ -318,11 +318,11 @@ class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
 
     def check_after(self, epoch_files: Sequence[str]) -> None:
         """Raise DataChangedError where folders number other classes than those of the epoch before."""
+        if self.more is None or not {*self.schema.names} >= {"class", "label"}:
+            return
         old, new = (
             {name.split("/")[1] for name in names} for names in (epoch_files, self.epoch_files)
         )
-        if self.more is None or not {*self.schema.names} >= {"class", "label"}:
-            return
         if old and old != new and new == {*self.more["class"].to_pylist()}:
             changes = [f"{name!r} more" for name in sorted(new - old)]
             changes += [f"no {name!r}" for name in sorted(old - new)]
