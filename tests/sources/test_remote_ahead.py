@@ -23,15 +23,24 @@ from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.testing import digest
 
 
+#: Seconds that a request waits for others, whose threads may start late on a slow machine.
+HELD = 0.5
+
+
 class Far(MemoryFileSystem):  # type: ignore[misc]
     """A store in memory that takes a while to answer, and counts how many wait at once."""
 
     protocol = "far"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    lock = threading.Lock()
-    waiting = most = asked = 0
-    delay = 0.01
+    changed = threading.Condition()
+    waiting = most = asked = wanted = 0
+
+    @classmethod
+    def count(cls, wanted: int = 0) -> None:
+        """Count anew, and hold requests until so many have waited at once."""
+        cls.most = cls.asked = 0
+        cls.wanted = wanted
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -39,12 +48,14 @@ class Far(MemoryFileSystem):  # type: ignore[misc]
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **more: Any) -> Any:
         cls = type(self)
-        with cls.lock:
+        with cls.changed:
             cls.waiting += 1
             cls.asked += 1
             cls.most = max(cls.most, cls.waiting)
-        time.sleep(cls.delay)
-        with cls.lock:
+            cls.changed.notify_all()
+            cls.changed.wait_for(lambda: cls.most >= cls.wanted, HELD)
+        time.sleep(0.01)
+        with cls.changed:
             cls.waiting -= 1
         return super().cat_file(path, start, end, **more)
 
@@ -54,6 +65,7 @@ def far(tmp_path: Path) -> Iterator[Path]:
     """A folder whose files are in the store too."""
     fsspec.register_implementation("far", Far, clobber=True)
     Far.store.clear()
+    Far.count()
     for file in range(12):
         rows = range(100 * file, 100 * file + 100)
         table = pa.table({"x": list(rows), "text": [f"row {n}" * 20 for n in rows]})
@@ -71,7 +83,7 @@ def test_shuffled_row_groups_are_fetched_side_by_side(far):
     expected = [digest(b) for b in rows(far).shuffle(300, seed=1).batch(8)]
     pipe = rows("far://rows/*.parquet").shuffle(300, seed=1).batch(8)
     len(pipe)  # lists, and reads the footers
-    Far.most = 0
+    Far.count(wanted=2)
     assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
     assert 2 <= Far.most <= MAX_THREADS
 
@@ -105,11 +117,12 @@ def test_shuffled_blocks_are_fetched_side_by_side_by_a_request_each(far, write, 
     def batches(place: str | Path) -> tp.Pipeline:
         pipe = read(str(place), block_rows=25, index=False).shuffle(300, seed=1).batch(8)
         len(pipe)
-        Far.most = Far.asked = 0
         return pipe
 
     expected = [digest(b) for b in batches(far)]
-    assert [digest(b) for b in tp.Loader(batches("far://blocks"), threads=0)] == expected
+    remote = batches("far://blocks")
+    Far.count(wanted=2)
+    assert [digest(b) for b in tp.Loader(remote, threads=0)] == expected
     assert 2 <= Far.most <= MAX_THREADS
     assert Far.asked <= 4 * 12
 
@@ -123,11 +136,12 @@ def test_whole_files_of_blocks_that_come_next_are_fetched_side_by_side(far):
         files = tp.list_files(str(place), suffix=".bin").read_bytes(block_rows=1).select("bytes")
         pipe = files.filter(lambda row: True).shuffle(20, seed=1).batch(8)
         len(list(pipe))
-        Far.most = Far.asked = 0
         return pipe
 
     expected = [digest(b) for b in tp.Loader(batches(far), threads=0)]
-    assert [digest(b) for b in tp.Loader(batches("far://whole"), threads=0)] == expected
+    remote = batches("far://whole")
+    Far.count(wanted=2)
+    assert [digest(b) for b in tp.Loader(remote, threads=0)] == expected
     assert 2 <= Far.most <= MAX_THREADS
     assert Far.asked == 40  # each of them once
 
@@ -145,7 +159,7 @@ def test_whole_files_of_later_batches_are_fetched_meanwhile_and_each_of_them_onc
         return [digest(b) for b in tp.Loader(pipe, threads=0)]
 
     for ranks in (1, 2):
-        Far.most = Far.asked = 0
+        Far.count(wanted=8)
         for rank in range(ranks):
             assert batches("far://whole", rank, ranks) == batches(far, rank, ranks)
         assert Far.asked == 40
@@ -166,10 +180,7 @@ JOINED: dict[str, Callable[[tp.Pipeline, tp.Pipeline], tp.Pipeline]] = {
 
 
 @pytest.mark.parametrize("how", JOINED)
-def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_them_once(
-    far, monkeypatch, how
-):
-    monkeypatch.setattr(Far, "delay", 0.2)
+def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_them_once(far, how):
     for name in "ab":
         (far / name).mkdir()
         for file in range(20):
@@ -179,8 +190,9 @@ def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_t
     def batches(place: str) -> list[str]:
         files = (tp.list_files(f"{place}{name}").read_bytes(block_rows=4) for name in "ab")
         pipe = JOINED[how](*(one.select("bytes") for one in files))
+        Far.count()
         len(pipe)
-        Far.most = Far.asked = 0
+        Far.count(wanted=17)
         return [digest(b) for b in tp.Loader(pipe.sharding_filter(1).batch(2), threads=0)]
 
     expected = batches(f"{far}/")
@@ -198,7 +210,7 @@ def test_windows_of_joined_remote_files_are_fetched_ahead(far):
     expected = [digest(b) for b in pipe(str(far))]
     remote = pipe("far://rows")
     len(remote)
-    Far.most = 0
+    Far.count(wanted=5)
     assert [digest(b) for b in tp.Loader(remote, threads=0)] == expected
     assert Far.most > 4  # of more than one window at a time
 
@@ -208,7 +220,7 @@ def test_little_is_fetched_ahead_where_little_is_allowed(far):
     files = tp.list_files("far://rows/*.parquet", prefetch_bytes=1)
     pipe = files.read_parquet().shuffle(300, seed=1).batch(8)
     len(pipe)
-    Far.most = 0
+    Far.count()
     assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
     assert Far.most <= 2
 
