@@ -22,7 +22,6 @@ from trainpipes.sources.files.block_reader import MAX_THREADS
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.testing import digest
 
-
 #: Seconds that a request waits for others, whose threads may start late on a slow machine.
 HELD = 0.5
 

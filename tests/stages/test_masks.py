@@ -143,3 +143,13 @@ def test_options_of_columns_are_those_of_the_columns() -> None:
         rows.flip(column=["image", "image"])
     with pytest.raises(tp.SchemaError, match="no column 'masks'"):
         list(rows.flip(column=["image", "masks"]))
+
+
+def test_random_crop_of_columns_needs_images_of_one_size() -> None:
+    image, mask = np.zeros((3, 40, 60), np.uint8), np.zeros((1, 20, 30), np.uint8)
+    rows = tp.from_dataset([{"image": image, "mask": image[:1]}, {"image": image, "mask": mask}])
+    assert list(rows.take(1).random_crop(8, column=BOTH))
+    rule = "need the same size, got image 40 x 60, mask 20 x 30: put resize\\(\\) before"
+    with pytest.raises(tp.DataError, match=rule):
+        list(rows.random_crop(8, column=BOTH))
+    assert len(list(rows.resize((20, 30), column=BOTH).random_crop(8, column=BOTH))) == 2

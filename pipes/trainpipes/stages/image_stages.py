@@ -59,6 +59,7 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         changed_rows: list[dict[str, Any]] = []
         try:
             for row, numbers in zip(rows, drawn, strict=True):
+                self._check_images(row)
                 changed = {name: stage._changed(row, name, numbers) for name, stage in stages}
                 changed_rows.append({**row, **changed})
         except Exception as error:
@@ -69,13 +70,14 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         return run.with_block(block.with_data(changed_rows))
 
     def _changed(self, row: Any, column: str, drawn: Sequence[float]) -> Any:
-        images = cell(row, column, self)
-        if isinstance(images, list | tuple):
-            return [self.changed(image_of(image, column, self), drawn) for image in images]
-        if getattr(images, "ndim", 0) != 4:
-            return self.changed(image_of(images, column, self), drawn)
-        frames = [self.changed(image, drawn) for image in frames_of(images, column, self)]
-        return np.stack(frames)
+        value = cell(row, column, self)
+        changed = [self.changed(image, drawn) for image in images_in(value, column, self)]
+        if isinstance(value, list | tuple):
+            return changed
+        return np.stack(changed) if getattr(value, "ndim", 0) == 4 else changed[0]
+
+    def _check_images(self, row: Any) -> None:
+        """Raise DataError where the images of a row don't go together."""
 
     @made_once
     def _by_column(self) -> dict[str, Self]:
@@ -116,6 +118,15 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
         drawn = unit(np.concatenate([*raw, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
         numbers: list[list[float]] = drawn.reshape(-1, self.draws).tolist()
         return numbers
+
+
+def images_in(value: Any, column: str, caller: object) -> Sequence[Pixels]:
+    """The image, or the images of a list or a video."""
+    if isinstance(value, list | tuple):
+        return [image_of(image, column, caller) for image in value]
+    if getattr(value, "ndim", 0) == 4:
+        return frames_of(value, column, caller)
+    return [image_of(value, column, caller)]
 
 
 def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
@@ -248,7 +259,7 @@ class RandomCrop(RandomImageStage):
         seed: for the places.
 
     Raises:
-        DataError: a row holds no image, or a smaller image.
+        DataError: a row holds no image, a smaller image, or columns with images of different sizes.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.arange(64, dtype=np.uint8).reshape(1, 8, 8)}])
@@ -271,6 +282,19 @@ class RandomCrop(RandomImageStage):
             around = (self.padding, self.padding)
             image = np.pad(image, ((0, 0), around, around), constant_values=self.options["fill"])
         return cropped(image, self._sides, drawn)
+
+    def _check_images(self, row: Any) -> None:
+        if len(self._by_column) == 1:
+            return
+        sizes: dict[str, str] = {}
+        for name in self._by_column:
+            shapes = {image.shape[1:] for image in images_in(cell(row, name, self), name, self)}
+            sizes[name] = " and ".join(f"{height} x {width}" for height, width in sorted(shapes))
+        if len({*sizes.values()}) > 1:
+            got = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            rule = "images of several columns are cut at the same place and need the same size"
+            way = "put resize() before, or give each column a random_crop() of its own"
+            raise refused(self, f": {rule}, got {got}: {way}", DataError)
 
 
 class CenterCrop(ImageStage):
