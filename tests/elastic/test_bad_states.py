@@ -171,6 +171,9 @@ def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
         filtered().distributed(mesh=mesh["replicate", "shard"], rank=0)
     alone = filtered().distributed(mesh=mesh["replicate", "shard"])
     assert list(alone) == list(filtered())
+    lightning: Any = SimpleNamespace(mesh_dim_names=("data_parallel", "tensor_parallel"))
+    with refused(tp.ConfigError, "pass mesh['data_parallel']"):
+        filtered().distributed(mesh=lightning)
     others = SimpleNamespace(mesh_dim_names=("dp",), mesh=torch.tensor([1, 2]), get_rank=lambda: 0)
     with refused(tp.ConfigError, "a mesh of this process, got one of ranks [1, 2] in rank 0"):
         filtered().distributed(mesh=others)  # type: ignore[arg-type]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 import trainpipes as tp
 from frameworks.example import example
-from frameworks.runs import Start, texts, weights_of
+from frameworks.runs import Start, rank, texts, weights_of
 from frameworks.runs import pipeline as batches
 from trainpipes.integrations.lightning import PipelineDataModule
 
@@ -87,9 +88,12 @@ class EvaluatedModel(Model):
 def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) -> Trainer:
     """A trainer of all ranks, with nothing to say."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    usual: dict[str, Any] = {"enable_checkpointing": bool(callbacks), "max_epochs": 3}
+    usual: dict[str, Any] = {
+        "enable_checkpointing": bool(callbacks), "max_epochs": 3,
+        "strategy": "ddp" if world > 1 else "auto",
+    }  # fmt: skip
     return Trainer(
-        accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", logger=False,
+        accelerator="cpu", devices=world, logger=False,
         default_root_dir=folder, callbacks=list(callbacks), enable_progress_bar=False,
         enable_model_summary=False, **{**usual, **options},
     )  # fmt: skip
@@ -147,6 +151,11 @@ def fit(
     return trainer
 
 
+def trained(folder: Path, of_rank: int = 0) -> list[str]:
+    """The digests of what a rank trained on, in order."""
+    return [content for *_, content, _ in Start(folder, folder).lines()[of_rank]]
+
+
 def limits(kind: str) -> dict[str, Any]:
     """How long a run on 2 ranks is: three epochs, or as many steps."""
     return {"max_steps": 18, "max_epochs": -1} if "repeated" in kind else {"max_epochs": 3}
@@ -199,6 +208,45 @@ def evaluations(folder: Path, options: dict[str, Any]) -> list[Any]:
     model.evaluated = []
     told.append([trainer.test(model, datamodule=module, verbose=False)[0], model.evaluated])
     told.append(trainer.predict(model, datamodule=module))
+    return told
+
+
+class Parted(EvaluatedModel):
+    """A model in parts: pairs of ranks share one."""
+
+    def configure_model(self) -> None:
+        assert self.device_mesh.size() == 4
+
+
+class InParts(PipelineDataModule):
+    """Reads, from ``setup`` on, as many ranks' rows as there are models."""
+
+    def setup(self, stage: str) -> None:
+        mesh = self.trainer.strategy.device_mesh["data_parallel"]
+        self.train = pipeline("counted").distributed(mesh=mesh)
+        self.val = held_out().distributed(rank=0, world_size=1)  # all of it everywhere
+
+
+def in_parts(folder: Path) -> list[Any]:
+    """What ranks that share a model were told, and what they were trained and evaluated on."""
+    told: list[Any] = []
+    pipe = pipeline("counted")
+    given = (
+        PipelineDataModule(pipe),
+        PipelineDataModule(val=pipe),
+        InParts(),
+        PipelineDataModule(pipe.distributed(rank=0, world_size=1)),
+    )
+    for number, module in enumerate(given):
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)
+        options: dict[str, Any] = {"max_epochs": 1, "num_sanity_val_steps": 0, "strategy": strategy}
+        trainer, model = make_trainer(folder, **options), Parted(folder / f"{number}")
+        try:
+            (trainer.validate if module.val is pipe else trainer.fit)(model, datamodule=module)
+        except tp.ConfigError as error:
+            told.append(str(error))
+        else:
+            told.append([trained(folder / f"{number}", rank()), model.evaluated])
     return told
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
-from itertools import chain, product
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,6 @@ from frameworks.runs import (
     finish,
     pipeline,
     plain,
-    rank,
     weights_of,
 )
 from trainpipes.testing import digest
@@ -35,7 +33,10 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
-from accelerate.utils import DataLoaderConfiguration, gather_object
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    gather_object,
+)
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
@@ -116,21 +117,6 @@ def test_a_killed_run_goes_on_on_any_number_of_ranks(kind: str, tmp_path: Path) 
 
 def test_global_batches_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     check_global_batches(train, tmp_path, ["counted", "filtered"])
-
-
-def test_global_batches_and_the_accelerator_must_fit() -> None:
-    pipe, accelerator = pipeline("counted"), Accelerator(cpu=True, gradient_accumulation_steps=3)
-    three = pipe.distributed(rank=0, world_size=3)
-    for given, batches, told in (
-        (pipe, 4, "gradient_accumulation_steps must be 4 for global_bat"),
-        (pipe, 0, "global_batches must be an integer of 1 or more"),
-        (three, 4, "global_batches must be divisible by 3 ranks, got 4"),
-    ):
-        with pytest.raises(tp.ConfigError, match=told):
-            loader(given, accelerator, global_batches=batches)
-    made = loader(pipe, accelerator, global_batches=3)
-    assert accelerator.gradient_accumulation_steps == 3
-    assert len(made) == len(pipe) // 3 * 3 == len(list(made))
 
 
 @pytest.mark.ranks(1)
@@ -296,45 +282,6 @@ def test_bad_uses_are_told_what_to_write() -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    ("tensor_parallel", "told"),
-    [
-        (True, r"write loader\(pipe.distributed\(rank=0, world_size=1\), accelerator\)"),
-        (False, r"got 2 ranks and 1 replicas.*pipe.distributed\(rank=..., world_size=...\)"),
-    ],
-)
-def test_ranks_that_are_not_the_processes_are_refused(tensor_parallel: bool, told: str) -> None:
-    """Where both hold parts of one replica, and where there is one process."""
-    from accelerate.parallelism_config import ParallelismConfig  # not in all versions that work
-
-    accelerator: Any = Accelerator(cpu=tensor_parallel)
-    if tensor_parallel:  # Accelerate has it on GPUs alone
-        accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
-    with pytest.raises(tp.ConfigError, match=told):
-        loader(pipeline("counted"), accelerator)
-    alone = pipeline("counted").distributed(rank=0, world_size=1)
-    assert len(list(loader(alone, accelerator))) == 24
-
-
-class Batch(list):
-    """Notes where it is sent."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch([*self, torch.device(device).type, non_blocking])
-
-
-@pytest.mark.ranks(1)
-def test_batches_come_where_the_accelerator_says() -> None:
-    pipe = tp.from_dataset(range(2)).batch(2).map(Batch)
-    for placed, non_blocking, found in (
-        (True, False, [0, 1, "cpu", False]), (True, True, [0, 1, "cpu", True]), (False, False, [0, 1]),
-    ):  # fmt: skip
-        config = DataLoaderConfiguration(non_blocking=non_blocking)
-        accelerator = Accelerator(cpu=True, dataloader_config=config, device_placement=placed)
-        assert list(loader(pipe, accelerator)) == [found]
-
-
-@pytest.mark.ranks(2)
 def test_prepare_leaves_it_as_it_is_and_another_number_of_loaders_is_refused(
     tmp_path: Path,
 ) -> None:
@@ -441,52 +388,3 @@ def test_batches_are_filled_up_with_their_own_rows() -> None:
     assert (more["scale"], more["of"]) == (batch["scale"], ("y", 1))
     with pytest.raises(tp.ConfigError, match=r"lists of rows, got \{'x'"):
         _rows_in({"x": torch.tensor(1.0)})
-
-
-# Over plain DataLoaders
-
-
-def check_plain(
-    rows: int, dispatch: bool | None, epochs: int = 2, given: Any = None, **options: Any
-) -> None:
-    """Each row comes once where both ranks' batches divide them; else some first ones come again, which fill
-    up each worker's last batches to whole ones of both ranks."""
-    table = pa.table({"row": list(range(rows))})
-    pipe = tp.from_arrow(table).sharding_filter(4).shuffle(16, seed=1)
-    pipe = pipe if given is None else pipe.distributed(rank=rank(), world_size=given)
-    config = DataLoaderConfiguration(dispatch_batches=dispatch)
-    loader = DataLoader(pipe, batch_size=4, **options)
-    loader = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
-    orders = []
-    for _ in range(epochs):
-        own = [batch["row"].tolist() for batch in loader]
-        both = gather_object([own])
-        assert len({len(batches) for batches in both}) == 1, "ranks take as many steps"
-        orders.append([row for batches in both for batch in batches for row in batch])
-        if rows % 32 == 0:
-            assert sorted(orders[-1]) == list(range(rows))
-            assert len(own) == len(loader)
-        else:
-            assert set(orders[-1]) == set(range(rows))
-            workers = max(1, options.get("num_workers", 0))
-            assert len(orders[-1]) - rows <= workers * 2 * 4 - 2
-    assert epochs == 1 or orders[0] != orders[1], "each epoch has an order of its own"
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.ranks(2)
-def test_accelerate_gives_every_row_and_each_rank_is_told_once_who_shares_them_out() -> None:
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        # Rows that both ranks' batches divide, and rows that they don't; with workers, those of each.
-        for rows, (workers, dispatch) in product(
-            (96, 101), ((0, None), (0, False), (2, True), (2, False))
-        ):
-            check_plain(rows, dispatch, num_workers=workers)
-        for dispatch in (True, False):
-            spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
-            check_plain(101, dispatch, epochs=1, **spawned)
-            check_plain(101, dispatch, given=2)
-    told = [str(one.message) for one in said if "shares out rows" in str(one.message)]
-    ends = sorted(text.split(" so that ")[1].split(" reads")[0] for text in told)
-    assert ends == ["each rank", "the first rank"]

@@ -83,6 +83,22 @@ def test_every_row_is_evaluated_once_and_each_pass_is_the_same(tmp_path: Path) -
     assert sorted(row for *_, predicted in told for batch in predicted for row in batch) == rows
 
 
+def test_ranks_that_share_a_model_read_the_same_rows_or_are_told_how(tmp_path: Path) -> None:
+    told = run(runs.in_parts, 4, tmp_path / "a", tmp_path / "run")
+    for rank, (train, val, (trained, evaluated), same) in enumerate(told):
+        for error, stage, ranks in ((train, "train", 4), (val, "val", 4), (same, "train", 1)):
+            place = f"got rank {rank % ranks} of {ranks} where the strategy has replica {rank // 2} of 2"
+            assert f"PipelineDataModule({stage})" in error
+            assert place in error
+            assert (
+                f'self.{stage} = pipe.distributed(mesh=self.trainer.strategy.device_mesh["data_'
+                in error
+            )
+        assert len(trained) == 6
+        assert trained == told[rank // 2 * 2][2][0] != told[(rank + 2) % 4][2][0]
+        assert len(evaluated) == 5
+
+
 def test_the_script_of_the_docs_is_killed_and_goes_on_with_another_number_of_devices(
     tmp_path: Path,
 ) -> None:

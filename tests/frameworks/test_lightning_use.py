@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
@@ -27,6 +27,7 @@ from frameworks.lightning_runs import (
     held_out,
     make_trainer,
     pipeline,
+    trained,
 )
 from frameworks.runs import Start, number
 from frameworks.runs import pipeline as sized
@@ -42,12 +43,6 @@ pytestmark = [
         "ignore:.*callbacks used to create the checkpoint need to be provided"
     ),
 ]
-
-
-def trained(folder: Path) -> list[str]:
-    """The digests of what a run trained on, in order."""
-    (found,) = Start(folder, folder).notes()
-    return [content for _, contents in sorted(found.items()) for content in contents]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +187,19 @@ def test_other_ranks_complete_the_epoch_and_validate_at_its_end(
         path = tmp_path / f"first/checkpoints/step-{step}.ckpt"
         left = {"0": (batches - step * before) // after, "1": batches // after}
         assert run(f"{step}", after, checkpoint=path) == (+Counter(left), evaluated)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("counted", 3), ("counted", 13), ("filtered", 7)])
+def test_after_a_search_for_the_learning_rate_training_begins_at_the_start(
+    tmp_path: Path, kind: str, steps: int
+) -> None:
+    fit(tmp_path / "whole", kind, max_epochs=2)
+    finder = LearningRateFinder(
+        num_training_steps=steps, early_stop_threshold=None, update_attr=False
+    )
+    trainer, run = make_trainer(tmp_path, [finder], max_epochs=2), tmp_path / "run"
+    trainer.fit(Model(Start(run, run).begin()), datamodule=PipelineDataModule(pipeline(kind)))
+    assert trained(run)[steps:] == trained(tmp_path / "whole")
 
 
 def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> None:

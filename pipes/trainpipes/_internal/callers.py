@@ -19,7 +19,11 @@ from typing import Any
 from trainpipes.errors import ConfigError, TopologyError, shown
 
 #: Usual names of dimensions whose processes need the same batches.
-SAME_BATCHES = frozenset({"tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence"})
+SAME_BATCHES = frozenset(
+    name
+    for short, long in {"tp": "tensor", "pp": "pipeline", "cp": "context", "sp": "sequence"}.items()
+    for name in (short, long, f"{long}_parallel")
+)
 
 
 def data_parallel() -> tuple[int, int]:

@@ -49,7 +49,8 @@ def loader(
     batch of an epoch, accumulated gradients are applied.
 
     With ``sharding_filter(tail="uneven")``, for evaluation, the last step is filled up with repeated rows,
-    and ``gather_for_metrics`` drops these: every row counts once.
+    and ``gather_for_metrics`` drops these: every row counts once. Where processes share a rank, each of them
+    gathers its rows.
 
     Args:
         pipe: makes batches.
@@ -63,7 +64,8 @@ def loader(
 
     Raises:
         ConfigError: ``pipe`` makes no batches, ``Loader`` has no such option, other processes read the
-            pipeline than the accelerator has, or they cannot share ``global_batches``.
+            pipeline than the accelerator has, they cannot share ``global_batches``, or DeepSpeed has read
+            another number of batches.
     """
     good, way = isinstance(accelerator, Accelerator), "write loader(pipe, accelerator)"
     require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
@@ -71,9 +73,12 @@ def loader(
         pipe._need_batches("loader(pipe)")
     batches = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
     if global_batches is not None:
-        before, option = accelerator.gradient_accumulation_steps, "gradient_accumulation_steps"
+        option, before = "gradient_accumulation_steps", accelerator.gradient_accumulation_steps
+        plugin = accelerator.deepspeed_plugin  # "auto" in it is the accelerator's
+        is_read = plugin is not None and not plugin.is_auto(option)
+        before = plugin.get_value(option, 1) if is_read else before
         accelerator.gradient_accumulation_steps = take_steps(
-            batches.loader, global_batches, option, before
+            batches.loader, global_batches, option, before, is_read
         )
     accelerator.register_for_checkpointing(batches)
     return batches
@@ -113,6 +118,13 @@ class AccelerateLoader(DataLoaderStateMixin):
                 f"{world} ranks and {replicas} replicas; make the Accelerator first, on CPUs as "
                 f"Accelerator(cpu=True), or write loader(pipe.distributed({ranks}), accelerator)"
             )
+        shared = 1 < world < processes
+        good = not (shared and plan_of(loader).chain.uneven and accelerator.even_batches)
+        rule = (
+            '"even" where processes share a rank, as gather_for_metrics() gathers the rows of each'
+        )
+        way = "leave it out, which loses no row where the ranks divide the batches"
+        require(good, "sharding_filter(tail)", rule, "uneven", way)
 
     # Iteration
 

@@ -60,6 +60,8 @@ class TrainingLoader:
         self._trainer: Any = None
         #: This rank's state after a batch, by the batch's number, from 1.
         self._after: dict[int, dict[str, Any]] = {}
+        #: Batches trained on, and the state, when this trainer first took an iterator: tuners go back to it.
+        self._first: tuple[int, dict[str, Any]] | None = None
         self._begun = (0, 0)  # batches trained on and epochs, when Lightning last took an iterator
         self._ended = False  # whether the last iterator has come to its end
         self._nothing_left = False  # of the epoch that Lightning resumes
@@ -105,9 +107,13 @@ class TrainingLoader:
         current = self._batches.current
         return bool(self._batches.is_last_batch) and current.processed == current.ready > 0
 
-    def follow(self, trainer: Any, global_batches: int | None = None) -> None:
-        """Go by a trainer's counts, from here on; its steps have so many batches over all ranks."""
-        self._settle()
+    def follow(self, trainer: Any, global_batches: int | None, is_resumed: bool) -> None:
+        """Go by a trainer's counts, from here on; its steps have so many batches over all ranks.
+        ``is_resumed``: whether a state is loaded next."""
+        if not is_resumed:
+            self._settle()
+        if trainer is not self._trainer:
+            self._first = None
         if global_batches is not None:
             self._take_steps(trainer, global_batches)
         self._trainer, loop = trainer, trainer.fit_loop
@@ -133,7 +139,7 @@ class TrainingLoader:
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
         self.loader.load_state_dict(state, allow_changes=allow_changes)
-        self._after = {}
+        self._after, self._first = {}, None
         self.in_use = True
 
     def align(self) -> None:
@@ -163,16 +169,21 @@ class TrainingLoader:
         """The state of the last batch trained on, for any number of ranks."""
         if self._trainer is None:
             return self.loader.full_state_dict(timeout=timeout)
-        after, trained = self._after, self._place[0]
-        if after and trained not in after:
-            raise StateError(
-                f"the position after batch {trained}, the last that Lightning trained on, must be known, "
-                f"got {min(after)} to {max(after)}; take batches by training_step(batch, batch_idx)"
-            )
-        state = after[trained] if after else self.loader.state_dict()
+        state = self._trained_on(self._place[0]) if self._after else self.loader.state_dict()
         if self._at_end and state["batches"] and not self._endless:
             return self.loader.pipeline.state_at(0, epoch=state["epoch"] + 1)
         return self.loader._whole(state, None, timeout)
+
+    def _trained_on(self, batches: int) -> dict[str, Any]:
+        """This rank's state after so many batches that were trained on."""
+        if batches in (after := self._after):
+            return after[batches]
+        if self._first is not None and batches == self._first[0]:
+            return self._first[1]
+        raise StateError(
+            f"the position after batch {batches}, the last that Lightning trained on, must be known, "
+            f"got {min(after)} to {max(after)}; take batches by training_step(batch, batch_idx)"
+        )
 
     @property
     def _endless(self) -> bool:
@@ -200,6 +211,7 @@ class TrainingLoader:
         batches = begun(self.loader)
         self.in_use, self._ended, self._begun = True, False, place
         self._after = {trained: batches.state_dict()}
+        self._first = self._first or (trained, self._after[trained])
         return batches
 
     def _settle(self) -> None:
@@ -207,7 +219,7 @@ class TrainingLoader:
         if self._after:
             trained = self._place[0]
             if max(self._after) > trained and (self._endless or trained <= self._begun[0]):
-                self.loader.load_state_dict(self._after[trained])
+                self.loader.load_state_dict(self._trained_on(trained))
         self._after = {}
 
 
@@ -281,8 +293,9 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
 
     Raises:
-        ConfigError: an argument is no pipeline, ``Loader`` has no such option, the ranks cannot share
-            ``global_batches``, or ``val`` or ``test`` has fewer batches than there are ranks.
+        ConfigError: an argument is no pipeline, ``Loader`` has no such option, other ranks read a pipeline
+            than the strategy has replicas of the model, the ranks cannot share ``global_batches``, or ``val``
+            or ``test`` has fewer batches than there are ranks.
 
     >>> import trainpipes as tp
     >>> from trainpipes.integrations.lightning import PipelineDataModule
@@ -325,11 +338,12 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         combined = self._combined("train")
         if self.trainer is None:
             return combined
-        for loader in combined.flattened:
-            loader.follow(self.trainer, self.global_batches)
         # ``estimated_stepping_batches`` asks for loaders before Lightning has restored its counts.
         is_early = bool(self.trainer._checkpoint_connector._loaded_checkpoint)
-        if self._to_load is not None and not is_early:
+        is_resumed = self._to_load is not None and not is_early
+        for loader in combined.flattened:
+            loader.follow(self.trainer, self.global_batches, is_resumed)
+        if is_resumed:
             states, self._to_load = self._to_load, None
             states = states if isinstance(states, list) else [states]
             rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
@@ -424,4 +438,26 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             kind = TrainingLoader if stage == "train" else EvaluationLoader
             self._loaders[stage] = loaders = [kind(Loader(p, **self.options)) for p in pipelines]
         combined.flattened = list(loaders)
+        for loader in loaders if self.trainer is not None else ():
+            self._check_ranks(stage, loader.loader)
         return combined
+
+    def _check_ranks(self, stage: str, loader: Loader) -> None:
+        """Raise if others share the rows than the strategy's replicas of the model."""
+        trainer, (rank, world) = self.trainer, iteration_of(loader).ranks()
+        by_strategy = trainer.distributed_sampler_kwargs
+        if by_strategy is None:  # a single device
+            return
+        replica, replicas = by_strategy["rank"], by_strategy["num_replicas"]
+        has_parts, is_given = replicas < trainer.world_size, loader.pipeline._ranks is not None
+        everywhere = stage != "train" and world == 1
+        if (rank, world) == (replica, replicas) or (is_given and (everywhere or not has_parts)):
+            return
+        ranks = "rank=..., world_size=..."
+        if has_parts and hasattr(trainer.strategy, "device_mesh"):
+            ranks = 'mesh=self.trainer.strategy.device_mesh["data_parallel"]'
+        raise ConfigError(
+            f"PipelineDataModule({stage}) must be read by as many ranks as there are replicas of the "
+            f"model, got rank {rank} of {world} where the strategy has replica {replica} of {replicas}; "
+            f"write self.{stage} = pipe.distributed({ranks}) in setup()"
+        )
