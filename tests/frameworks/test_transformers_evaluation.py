@@ -58,6 +58,7 @@ def evaluated(output: Path) -> dict[str, Any]:
         ("filtered", numbered(34, filtered=True), 0),
         ("one batch", numbered(3), 0),
         ("even", numbered(32), 0),
+        ("shared", numbered(34).distributed(rank=0, world_size=1), 0),
     ):
         given = arguments(
             output, include_for_metrics=["inputs", "loss"], dataloader_num_workers=workers
@@ -76,6 +77,8 @@ def evaluated(output: Path) -> dict[str, Any]:
     found["several"] = trainer.evaluate()
     predicted = trainer.predict(numbered(34))
     found["predicted"] = [int(row[0]) - 1 for row in predicted.label_ids]
+    shared = trainer.predict(numbered(34).distributed(rank=0, world_size=1))
+    found["shared predicted"] = [int(row[0]) - 1 for row in shared.label_ids]
     found["shape"] = list(np.shape(predicted.predictions))
     found["predicted loss"] = predicted.metrics["test_loss"]
     return found
@@ -97,6 +100,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("filtered", [row for row in range(34) if (row + 1) % 5]),
         ("one batch", [0, 1, 2]),
         ("even", list(range(32))),
+        ("shared", list(range(34))),
         ("batch by batch", list(range(34))),
     ],
 )
@@ -119,6 +123,6 @@ def test_several_evaluations_are_told_apart(found: Any) -> None:
 
 def test_predictions_come_in_the_order_of_the_rows(found: Any) -> None:
     for rank in found:
-        assert rank["predicted"] == list(range(34))
+        assert rank["predicted"] == rank["shared predicted"] == list(range(34))
         assert rank["shape"] == found[0]["shape"]
         assert rank["predicted loss"] == pytest.approx(found[0]["predicted loss"], rel=1e-5)

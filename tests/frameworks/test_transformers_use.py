@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +25,19 @@ from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
 from trainpipes.integrations.transformers.loaders import FILE
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
+
+
+class Seeing(Trainer):
+    """Notes the rows that it trains on."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.seen: list[str] = []
+
+    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+        text = bytes(min(one, 255) for one in inputs["input_ids"].flatten().tolist())
+        self.seen += re.findall(r"row \d+ ", text.decode("latin1"))
+        return super().training_step(model, inputs, *rest)
 
 
 def trainer(output: Path, pipe: Any, kind: Any = Trainer, **given: Any) -> Any:
@@ -82,6 +96,24 @@ def test_global_batches_and_the_arguments_must_fit(
     assert made(pipeline("counted"), 1).args.gradient_accumulation_steps == 4
 
 
+class UnderDeepSpeed(Trainer):
+    """As ``accelerate launch`` configures it: the arguments know nothing of it."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.is_deepspeed_enabled = True  # and it has read gradient_accumulation_steps
+
+
+def test_steps_that_deepspeed_reads_first_are_given(tmp_path: Path) -> None:
+    def made(steps: int) -> Any:
+        args = arguments(tmp_path, gradient_accumulation_steps=steps)
+        return UnderDeepSpeed(model(), args, train_dataset=pipeline("counted"), global_batches=4)
+
+    with pytest.raises(tp.ConfigError, match=r"must be 4 .*got 1; write that number, which DeepSp"):
+        made(1)
+    assert made(4).args.gradient_accumulation_steps == 4
+
+
 def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match=r"eval_dataset must make batches, got single rows"):
         Trainer(
@@ -104,6 +136,33 @@ def test_ranks_that_hold_parts_of_a_model_must_read_the_same(tmp_path: Path) -> 
     for reads in made.train, partial(made.evaluate, pipe), partial(made.predict, pipe):
         with pytest.raises(tp.ConfigError, match=r"must read the same batches.*mesh=mesh"):
             reads()
+
+
+class OfPartsOfSequences(Trainer):
+    def get_sp_size(self) -> int:
+        return 2
+
+
+def test_parts_of_sequences_are_refused_with_deepspeed(tmp_path: Path) -> None:
+    for pipe in pipeline("counted"), pipeline("counted").distributed(rank=0, world_size=1):
+        made = trainer(tmp_path, pipe, OfPartsOfSequences)
+        for reads in made.train, partial(made.evaluate, pipe), partial(made.predict, pipe):
+            with pytest.raises(tp.ConfigError, match=r"sp_size must be 1 for a .*got 2; use cp_s"):
+                reads()
+
+
+class Wrapping(Trainer):
+    """As DeepSpeed's adapter does."""
+
+    def _prepare_for_training(self, *given: Any, **more: Any) -> Any:
+        prepared, batches = super()._prepare_for_training(*given, **more)
+        self.callback_handler.train_dataloader = [*batches]
+        return prepared, self.callback_handler.train_dataloader
+
+
+def test_a_loader_that_is_wrapped_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match="train_dataloader must be the Trainer's own, whose"):
+        trainer(tmp_path, pipeline("counted"), Wrapping).train()
 
 
 def test_single_rows_may_be_collated_by_the_trainer(tmp_path: Path) -> None:
@@ -140,6 +199,36 @@ def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     forced = trainer(tmp_path / "new", pipeline("counted"), ignore_data_skip=True, **given)
     forced.train(str(saved))
     assert forced.state.global_step == 6
+
+
+def test_a_checkpoint_whose_position_does_not_fit(tmp_path: Path) -> None:
+    """It is refused, or goes on with changes that are allowed, or begins an epoch anew."""
+    given = {"num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    first = trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=30, **given)
+    first.train()
+    saved = str(tmp_path / "checkpoint-30")  # 24 batches and 6 of 24
+
+    def resumed(pipe: tp.Pipeline, allow_changes: Any = (), **more: Any) -> Any:
+        args = arguments(tmp_path / "new", **given, **more)
+        again = Seeing(model(), args, train_dataset=pipe, allow_changes=allow_changes)
+        again.train(saved)
+        return again
+
+    half = pipeline("counted", batch_size=2)
+    with pytest.raises(tp.StateError, match="batch_size: saved 4, now 2") as refused:
+        resumed(half)
+    assert "allow_changes is an option of the Trainer" in refused.value.__notes__[0]
+    again = resumed(half, allow_changes=["batch_size"])
+    assert len(again.seen) == len(set(again.seen)) == 2 * 36
+    assert again.state.global_step == 30 + 36
+    assert again.state.epoch == 2
+    for pipe, count in (half, 96), (rows(48).batch(2).pad_collate(), 48):
+        again = resumed(pipe, ignore_data_skip=True)
+        assert len(again.seen) == len(set(again.seen)) == count
+        assert again.state.global_step == 30 + count // 2
+        assert again.state.epoch == 2
+    (tmp_path / "checkpoint-30" / FILE).write_text("{")
+    assert resumed(half, ignore_data_skip=True).state.epoch == 2
 
 
 def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(
@@ -200,21 +289,48 @@ def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:
             Trainer(model(), arguments(tmp_path), train_dataset=pipe, eval_dataset={"a": wrong})
 
 
-def test_training_again_begins_with_the_first_epoch(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    class Seeing(Trainer):
-        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
-            seen.append(hash(inputs["input_ids"].numpy().tobytes()))
-            return super().training_step(model, inputs, *rest)
-
-    again = trainer(tmp_path, pipeline("counted"), Seeing, num_train_epochs=1.5)
+@pytest.mark.parametrize("kind", ["counted", "filtered repeated", "packed repeated"])
+def test_training_again_begins_with_the_first_epoch(kind: str, tmp_path: Path) -> None:
+    pipe = pipeline(kind)
+    again = trainer(tmp_path, pipe, Seeing, max_steps=8)
     again.train()
-    first, seen[:] = seen.copy(), []
+    first, again.seen = again.seen, []
     again.train()
-    assert first == seen
-    assert len(set(first)) > 24
+    assert again.seen == first
+    assert len(first) > 96
     assert again.state.global_step == 8
+    for look in (tp.Loader(pipe), pipe):
+        next(iter(look))
+        again.seen = []
+        again.train()
+        assert again.seen == first
+
+
+def test_a_place_that_the_pipeline_is_told_holds_once(tmp_path: Path) -> None:
+    pipe = pipeline("filtered repeated")
+    pipe.load_state_dict(pipe.state_at(3))
+    told = trainer(tmp_path, pipe, Seeing, max_steps=1)
+    told.train()
+    later, told.seen = told.seen, []
+    told.train()
+    fresh = trainer(tmp_path, pipeline("filtered repeated"), Seeing, max_steps=2)
+    fresh.train()
+    assert told.seen == fresh.seen[:20]
+    assert later[:8] == fresh.seen[12:20]
+
+
+def test_a_place_that_the_pipeline_is_told_holds_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = pipeline("counted")
+    pipe.load_state_dict(pipe.state_at(3, epoch=1))
+    made = trainer(tmp_path, pipe)
+    monkeypatch.setattr(type(made.args), "device", torch.device("meta"))
+    batches = made._loader(pipe)
+    state = batches.state_dict()
+    assert (state["epoch"], state["batches"]) == (1, 3)
+    assert next(iter(batches))["input_ids"].device.type == "meta"
+    assert tp.Loader(pipe).state_dict()["epoch"] == 2
 
 
 class Own(PipelineTrainerMixin, transformers.Trainer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import accumulate, chain, islice
@@ -22,6 +23,7 @@ import trainpipes as tp
 from frameworks import trl_runs as runs
 from frameworks.ranks import Ranks, run
 from frameworks.runs import Start, check_resumes, plain
+from trainpipes._internal import messages
 from trainpipes_recipes.prompts import prompts
 
 
@@ -255,6 +257,26 @@ def test_two_ranks_have_whole_groups_and_go_on(tmp_path: Path, options: dict[str
             assert answers[::2] == answers[1::2]
             seen += answers[::2]
     assert len(set(seen[:24])) == min(24, len(seen))
+
+
+def test_the_batch_size_of_the_arguments_is_that_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trl
+
+    from trainpipes.integrations.trl import GRPOTrainer
+
+    given = {**runs.GENERATION, "num_generations": 4, "gradient_accumulation_steps": 3}
+    given = runs.usual(str(tmp_path), max_steps=2, **given | {"per_device_train_batch_size": 4})
+    monkeypatch.setattr(messages, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer = GRPOTrainer(
+            model=runs.model(), reward_funcs=runs.rewards, processing_class=runs.tokenizer(),
+            args=trl.GRPOConfig(**given), train_dataset=runs.prompts(4, 8),
+        )  # fmt: skip
+    assert not [one for one in said if "has no effect" in str(one.message)]
+    assert trainer.get_total_train_batch_size(trainer.args) == 4 * 3
 
 
 #: What it trains on, other options, and what is said; nothing of a dataset, which TRL takes itself.

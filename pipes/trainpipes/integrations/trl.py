@@ -245,6 +245,8 @@ class PromptsMixin(PipelineTrainerMixin):
         StateError: on a resume, if the checkpoint has no position that fits.
     """
 
+    _sizes_steps = False
+
     def __init__(self, *arguments: Any, train_dataset: Any = None, **options: Any) -> None:
         held_out = options.get("eval_dataset")
         for part in held_out.values() if isinstance(held_out, dict) else [held_out]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.engine.record import Record
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import ConfigError, DataChangedError, StateError
 from trainpipes.loader import Loader
 from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import estimated_length, no_length
@@ -53,10 +53,12 @@ class PipelineTrainerMixin(Base):
     ``dataloader_drop_last`` have no effect.
 
     Each checkpoint has the position in "trainpipes.json". ``resume_from_checkpoint`` goes on with the next
-    batch, on any number of ranks. A checkpoint without a position is refused; ``ignore_data_skip=True``
-    loads its weights, and starts the data at an epoch's beginning.
+    batch, on any number of ranks. A checkpoint without a position that fits is refused;
+    ``ignore_data_skip=True`` loads its weights, and starts the data at an epoch's beginning.
 
     Args:
+        allow_changes: options that may differ from the pipeline that was saved, as for
+            ``Loader.load_state_dict``.
         global_batches: batches of an optimizer step over all ranks: sets ``gradient_accumulation_steps``, and
             each epoch has whole steps. A run is the same on any number of ranks that divides it.
         *arguments: of the Trainer.
@@ -69,16 +71,26 @@ class PipelineTrainerMixin(Base):
 
     _resumes_from: str | None = None
     _global_batches: int | None = None
+    #: Whether the pipeline says how many rows a step has, in place of ``per_device_train_batch_size``.
+    _sizes_steps = True
     #: While it trains.
     _training: loaders.TrainingLoader | None = None
     #: While it evaluates.
     _evaluation: loaders.EvaluationLoader | None = None
 
-    def __init__(self, *arguments: Any, global_batches: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        global_batches: int | None = None,
+        allow_changes: Collection[str] = (),
+        **options: Any,
+    ) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*arguments, **options)
-        _check_given({**bound.arguments, **bound.kwargs})
+        _check_given({**bound.arguments, **bound.kwargs}, self._sizes_steps)
         super().__init__(*arguments, **options)
-        self.callback_handler.callbacks.insert(0, loaders.NotePosition())  # others read the epoch
+        self._notes = loaders.NotePosition()
+        self.callback_handler.callbacks.insert(0, self._notes)  # others read the epoch
+        self._allow_changes = allow_changes
         self._global_batches = global_batches
         if global_batches is not None:
             pipe = self.train_dataset
@@ -99,7 +111,7 @@ class PipelineTrainerMixin(Base):
             return super().train(resume_from_checkpoint, *arguments, **options)
         finally:
             self.args.ignore_data_skip = skips
-            self._resumes_from = self._training = None
+            self._resumes_from = self._training = self._notes.loader = None
 
     def get_train_dataloader(self) -> Any:
         """A loader of batches where the pipeline makes them; else that of the Trainer."""
@@ -113,7 +125,7 @@ class PipelineTrainerMixin(Base):
     def _take_steps(self, loader: Loader) -> None:
         if self._global_batches is not None:
             args, option = self.args, "gradient_accumulation_steps"
-            before, is_read = args.gradient_accumulation_steps, bool(args.deepspeed)
+            before, is_read = args.gradient_accumulation_steps, self.is_deepspeed_enabled
             args.gradient_accumulation_steps = take_steps(
                 loader, self._global_batches, option, before, is_read
             )
@@ -126,7 +138,10 @@ class PipelineTrainerMixin(Base):
         args, device = self.args, self.args.device
         if device.type != "cpu" and not any(isinstance(stage, To) for stage in pipe.stages):
             pinned = any(isinstance(stage, Pin) for stage in pipe.stages)
+            stands = iteration_of(pipe)
             pipe = (pipe.pin() if args.dataloader_pin_memory and not pinned else pipe).to(device)
+            placed = iteration_of(pipe)
+            placed.passes, placed.pending = stands.passes, stands.pending
         workers = args.dataloader_num_workers
         return Loader(
             pipe,
@@ -137,6 +152,9 @@ class PipelineTrainerMixin(Base):
         )
 
     def _check_ranks(self, pipe: Record) -> None:
+        rule = "1 for a pipeline: DeepSpeed splits sequences by a loader of its own, without a position"
+        parts, way = self.get_sp_size(), "use cp_size=, or give a datasets.Dataset"
+        require(parts == 1, "sp_size", rule, parts, way)
         if pipe._ranks is not None:
             return
         world = data_parallel()[1]
@@ -146,7 +164,7 @@ class PipelineTrainerMixin(Base):
                 "pass TrainingArguments(use_cpu=True) on CPUs; where each is to train a model of its own, "
                 "on all rows, pass pipe.distributed(rank=0, world_size=1)"
             )
-        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
+        if self.get_tp_size() * self.get_cp_size() > 1:
             raise ConfigError(
                 "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
                 'each its own: write pipe.distributed(mesh=mesh["dp"])'
@@ -185,18 +203,22 @@ class PipelineTrainerMixin(Base):
 
     def _resume(self, loader: loaders.TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
-        if not loader.start(folder) and folder is not None:
-            reported = (
-                f"{folder} has no {loaders.FILE}, the position in the data: it is not of this Trainer. With "
-                "ignore_data_skip=True the data begins at the start of an epoch, or where "
-                "pipe.load_state_dict(...) says"
+        try:
+            loader.start(folder, self._allow_changes)
+        except (StateError, DataChangedError) as error:
+            begins = (
+                "the data begins at the start of an epoch, or where pipe.load_state_dict(...) says"
             )
             if not self.args.ignore_data_skip:
-                raise StateError(reported, path=str(folder))
-            log.warning(reported)
+                error.add_note(
+                    f"allow_changes is an option of the Trainer, too; with ignore_data_skip=True {begins}"
+                )
+                raise
+            log.warning("%s; %s", error, begins)
+            loader.start(folder, goes_on=False)
         if folder is not None:
             self.args.ignore_data_skip = True  # nothing is left to skip
-        self._training = loader
+        self._training = self._notes.loader = loader
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """As the Trainer says; where batches have no labels, the error gives the way out."""
@@ -268,7 +290,7 @@ class PipelineTrainerMixin(Base):
     def get_total_train_batch_size(self, args: Any) -> int:
         """Rows of an optimizer step over all ranks."""
         total = int(super().get_total_train_batch_size(args))
-        if _makes_batches(self.train_dataset):
+        if self._sizes_steps and _makes_batches(self.train_dataset):
             size = int(plan_of(self.train_dataset).chain.batch_size)
             total = total // int(args.train_batch_size) * size
         return total
@@ -305,7 +327,7 @@ def _makes_batches(dataset: Any) -> bool:
     return isinstance(dataset, Record) and dataset._batching() is not None
 
 
-def _check_given(arguments: dict[str, Any]) -> None:
+def _check_given(arguments: dict[str, Any], sizes_steps: bool) -> None:
     """Raise for arguments that would fail later, or have no effect."""
     usual = transformers.TrainingArguments
     args = arguments.get("args") or usual  # whose defaults it would take
@@ -337,7 +359,7 @@ def _check_given(arguments: dict[str, Any]) -> None:
             "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
             f"max_steps=...{about} ({no_length(plan)})"
         )
-    if size not in (plan.chain.batch_size, usual.per_device_train_batch_size):
+    if sizes_steps and size not in (plan.chain.batch_size, usual.per_device_train_batch_size):
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",

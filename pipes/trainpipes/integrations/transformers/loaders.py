@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,8 @@ FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
 
 
-def saved_position(folder: Path) -> tuple[int, dict[str, Any], int] | None:
-    """The pipeline's epoch when training began, the loader's state, and how often its next batch was given;
-    None if there is no such file.
-    """
+def saved_position(folder: Path) -> tuple[int, dict[str, Any], int]:
+    """The pipeline's epoch as training began, the loader's state, and how often its next batch was given."""
     path = folder / FILE
     try:
         saved = json.loads(path.read_text())
@@ -42,7 +40,11 @@ def saved_position(folder: Path) -> tuple[int, dict[str, Any], int] | None:
         if saved["step"] == trained(folder)[0] and good:
             return first, state, batches
     except FileNotFoundError:
-        return None
+        raise StateError(
+            f"{folder} has no {FILE}, the position in the data: it is not of this Trainer; with "
+            "ignore_data_skip=True its weights are loaded alone",
+            path=str(folder),
+        ) from None
     except (ValueError, RecursionError, OSError, TypeError, KeyError):
         pass
     way = "resume from a checkpoint as it was saved"
@@ -100,21 +102,29 @@ class TrainingLoader:
                 self._before = self.loader.state_dict()
         self.last = taken
 
-    def start(self, folder: Path | None) -> bool:
-        """Stand where a checkpoint was saved, or at the start; return whether it has a position."""
+    def start(
+        self, folder: Path | None, allow_changes: Collection[str] = (), goes_on: bool = True
+    ) -> None:
+        """Stand where a checkpoint was saved, or at the start of an epoch.
+
+        Args:
+            goes_on: whether to go on at the checkpoint's position.
+        """
         loader = self.loader
-        saved = None if folder is None else saved_position(folder)
+        saved = saved_position(folder) if folder is not None and goes_on else None
         self.step, self.epoch = (0, 0) if folder is None else trained(folder)
-        if saved is None:
-            loader.set_epoch(self.epoch)
-        else:
-            loader.load_state_dict(saved[1])
+        if saved is not None:
+            loader.load_state_dict(saved[1], allow_changes=allow_changes)
             self.given = saved[2] % self.times
+        elif plan_of(loader).chain.endless and not iteration_of(loader.pipeline).passes.now.loaded:
+            loader.load_state_dict(loader.pipeline.state_at(0))
+        else:
+            loader.set_epoch(self.epoch)
         state = loader.state_dict()
         self._noted = state, self.given
         self._first_epoch = state["epoch"] - self.epoch if saved is None else saved[0]
         self.epoch = state["epoch"] - self._first_epoch
-        self._resumed = saved is not None or state["batches"] > 0
+        self._resumed = folder is not None or state["batches"] > 0
         self.left = self._left(state, self.given)
         if self.left == 0 and state["batches"]:  # the loader goes on with the next epoch
             self.epoch += 1
@@ -125,7 +135,6 @@ class TrainingLoader:
                 f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
                 "rows, or make smaller batches"
             )
-        return saved is not None
 
     def _left(self, state: dict[str, Any], batches: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
@@ -184,12 +193,19 @@ class EpochLength(int):
 class NotePosition(TrainerCallback):
     """Notes the loader's position after each optimizer step."""
 
+    #: While it trains.
+    loader: TrainingLoader | None = None
+
     def on_step_end(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        if isinstance(train_dataloader, TrainingLoader):
-            state.epoch = train_dataloader.note()
-            state.num_train_epochs = train_dataloader.epochs or state.num_train_epochs
+        loader = self.loader
+        if loader is not None:
+            rule = "the Trainer's own, whose position is saved"
+            way = "leave out what wraps or replaces it"
+            require(train_dataloader is loader, "train_dataloader", rule, train_dataloader, way)
+            state.epoch = loader.note()
+            state.num_train_epochs = loader.epochs or state.num_train_epochs
 
 
 # Evaluation
@@ -215,7 +231,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self._accelerator = accelerator
         self._prepare = prepare
-        self._sizes = [0]  # rows of each rank's batch
+        self._sizes = [0]  # rows of each process's batch that count
         self._given = 0  # rows of this rank's, also where it fills in
         self._filler: Any = None
         self._steps: int | None = None
@@ -251,8 +267,12 @@ class EvaluationLoader(DataLoaderStateMixin):
         batch = None if batch is None else self._prepare(batch)
         sizes = [0 if batch is None else _rows(batch)]
         if self._accelerator.num_processes > 1:
-            rank_sizes = torch.tensor(sizes, device=self._accelerator.device)
-            sizes = self._accelerator.gather(rank_sizes).tolist()
+            rank = iteration_of(self.loader).ranks()[0]
+            here = torch.tensor([rank, *sizes], device=self._accelerator.device)
+            told = self._accelerator.gather(here).tolist()
+            ranks, sizes = told[::2], told[1::2]
+            # Of processes that share a rank's rows, the first counts.
+            sizes = [0 if ranks[n] in ranks[:n] else rows for n, rows in enumerate(sizes)]
         if not any(sizes):
             return None
         if batch is None and self._filler is None:  # there are more ranks than batches
