@@ -13,6 +13,7 @@ import torch.utils.data as td
 
 import trainpipes as tp
 from engine.test_randomness import global_generators_untouched, seed_everything
+from trainpipes.samplers import torch_samplers
 from trainpipes.testing import check_resume
 
 ROWS = list(range(20))
@@ -181,3 +182,125 @@ def test_a_sampler_stays_at_its_epoch_and_rank():
     pipe = tp.from_dataset(ROWS, sampler)
     assert list(pipe) != list(pipe)
     assert (sampler.sampler.epoch, sampler.sampler.rank) == (0, 1)
+
+
+def torchs(kind: Any, *args: Any, seed: int = 3, **options: Any) -> td.Sampler[int]:
+    return kind(*args, **options, generator=torch.Generator().manual_seed(seed))  # type: ignore[no-any-return]
+
+
+def replica(**options: Any) -> td.Sampler[int]:
+    return td.DistributedSampler(range(100), 2, 0, **options)
+
+
+def reseeded() -> td.Sampler[int]:
+    """Its generator was used before, and its epoch set: both change nothing here."""
+    sampler: Any = torchs(td.RandomSampler, range(100))
+    list(sampler)
+    return sampler  # type: ignore[no-any-return]
+
+
+def later() -> td.Sampler[int]:
+    sampler: Any = replica()
+    sampler.set_epoch(7)
+    sampler.rank = 1
+    return sampler  # type: ignore[no-any-return]
+
+
+HUNDRED = list(range(100))
+KEYED = {"a": 1, b"b": 2, ("c", 1): 3, 4: 4}
+ORDER = np.random.default_rng(0).permutation(100)
+#: A sampler, others that are known to be the same, and those that are not, by what the state names.
+KNOWN: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
+    "list": (ORDER.tolist(), [list(ORDER)], {"keys": ORDER[::-1].tolist()}),
+    "array": (ORDER, [ORDER.astype(np.int32)], {"keys": ORDER[::-1]}),
+    "tensor": (torch.as_tensor(ORDER), [], {"keys": torch.arange(100)}),
+    "range": (range(50), [], {"keys": range(50, 100)}),
+    "subset": (
+        torchs(td.SubsetRandomSampler, range(50)),
+        [torchs(td.SubsetRandomSampler, range(50))],
+        {
+            "indices": torchs(td.SubsetRandomSampler, range(1, 51)),
+            "seed": torchs(td.SubsetRandomSampler, range(50), seed=4),
+        },
+    ),
+    "weighted": (
+        td.WeightedRandomSampler([1.0] * 100, 50),
+        [td.WeightedRandomSampler(torch.ones(100), 50)],
+        {
+            "weights": td.WeightedRandomSampler([1.0] * 99 + [2.0], 50),
+            "replacement": td.WeightedRandomSampler([1.0] * 100, 50, replacement=False),
+            "seed": torchs(td.WeightedRandomSampler, [1.0] * 100, 50),
+        },
+    ),
+    "random": (
+        torchs(td.RandomSampler, range(100)),
+        [reseeded()],
+        {
+            "seed": torchs(td.RandomSampler, range(100), seed=4),
+            "replacement": torchs(td.RandomSampler, range(100), replacement=True),
+            "rows": torchs(td.RandomSampler, range(90), num_samples=100),
+        },
+    ),
+    "distributed": (
+        replica(),
+        [later()],
+        {
+            "seed": replica(seed=1),
+            "shuffle": replica(shuffle=False),
+            "drop_last": replica(drop_last=True),
+            "rows": td.DistributedSampler(range(99), 2, 0),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_state_knows_a_list_of_keys_or_torchs_sampler_by_what_it_holds(name, shuffled):
+    def pipe(sampler: Any) -> tp.Pipeline:
+        rows = tp.from_dataset(HUNDRED, None if shuffled else sampler)
+        return (rows.shuffle(sampler=sampler) if shuffled else rows).batch(4)
+
+    saved, same, others = KNOWN[name]
+    state, rest = pipe(saved).state_at(3), list(pipe(saved))[3:]
+    for sampler in same:
+        again = pipe(sampler)
+        again.load_state_dict(state)
+        assert list(again) == rest
+    for option, sampler in others.items():
+        with pytest.raises(tp.StateError, match=f"/content/of/{option}: saved"):
+            pipe(sampler).load_state_dict(state)
+
+
+def test_a_state_knows_what_a_batch_sampler_of_torch_draws_from():
+    def pipe(sampler: Any) -> tp.Pipeline:
+        return tp.from_dataset(HUNDRED, batch_sampler=td.BatchSampler(sampler, 4, False))
+
+    state = pipe(tp.samplers.RandomSampler(100)).state_at(3)
+    pipe(tp.samplers.RandomSampler(100)).load_state_dict(state)
+    for sampler, named in (
+        (tp.samplers.RandomSampler(100, seed=1), "seed"),
+        (ByNumpy(), "sampler"),
+    ):
+        with pytest.raises(tp.StateError, match=f"(/content/of/of/{named}|data/rows): saved"):
+            pipe(sampler).load_state_dict(state)
+    keys = [["a", b"b"], [("c", 1), np.int64(4)]]
+    state = tp.from_dataset(KEYED, batch_sampler=keys).state_at(0)
+    tp.from_dataset(KEYED, batch_sampler=[*map(list, keys)]).load_state_dict(state)
+    with pytest.raises(tp.StateError, match="/content/of/keys: saved"):
+        tp.from_dataset(KEYED, batch_sampler=keys[::-1]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_state_that_says_nothing_of_what_a_sampler_holds_goes_on(shuffled, monkeypatch):
+    def pipe() -> tp.Pipeline:
+        rows = tp.from_dataset(HUNDRED, None if shuffled else ORDER)
+        return (rows.shuffle(sampler=ORDER) if shuffled else rows).batch(4)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_samplers, "content_of", lambda sampler: {})
+        state = pipe().state_at(3)
+    assert "content" not in state["pipeline"]
+    again = pipe()
+    again.load_state_dict(state)
+    assert list(again) == list(pipe())[3:]

@@ -95,7 +95,8 @@ def from_dataset(
 ) -> Pipeline:
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``, such as a list.
 
-    Each rank and worker fetches only its own rows. A state knows the dataset by its class and length.
+    Each rank and worker fetches only its own rows. A state knows the dataset by its class and length,
+    lists of keys and torch's samplers by what they hold, other samplers by their class and length.
 
     Args:
         dataset: has a ``len()``, unless a sampler gives the keys.

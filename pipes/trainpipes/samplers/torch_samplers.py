@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch.utils import data
 from trainpipes import samplers
 from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import IntArray
+from trainpipes.columns.content import short_digest, tensor_digest
 from trainpipes.errors import DataError
 from trainpipes.order.permutation import random_key
 
@@ -64,7 +68,65 @@ class TorchOrder:
         return numbers.astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"sampler": type(self._sampler).__qualname__, "indices": self.length(0)}
+        named = {"sampler": type(self._sampler).__qualname__, "indices": self.length(0)}
+        return {**named, **self._content}
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        return content_of(self._sampler)
+
+
+def content_of(sampler: Any) -> dict[str, Any]:
+    """What a state knows a sampler by beside its class and length: nothing of one of an unknown class.
+    States without it load, too: see ``state.format``.
+    """
+    options = _options(sampler)
+    return {"content": {"by": "sampler", "of": options}} if options else {}
+
+
+def _options(sampler: Any) -> dict[str, Any]:
+    kind = type(sampler)
+    if isinstance(sampler, samplers.RowSampler):  # any number of replicas can go on
+        return {**sampler.fingerprint(), "rows": sampler.rows, "num_replicas": None}
+    if kind in (list, tuple, range) or isinstance(sampler, np.ndarray | torch.Tensor):
+        return {"keys": _digest(sampler)}
+    if kind is data.BatchSampler:
+        inner = {"sampler": type(sampler.sampler).__qualname__, **_options(sampler.sampler)}
+        return {"batch_size": sampler.batch_size, "drop_last": sampler.drop_last, "of": inner}
+    if kind is data.DistributedSampler:
+        options = {name: getattr(sampler, name) for name in ("shuffle", "seed", "drop_last")}
+        return {"rows": len(sampler.dataset), **options}
+    if kind not in WITH_GENERATOR:
+        return {}
+    generator = sampler.generator
+    options = {"seed": None if generator is None else generator.initial_seed()}
+    if kind is data.SubsetRandomSampler:
+        return {**options, "indices": _digest(sampler.indices)}
+    options["replacement"] = sampler.replacement
+    if kind is data.RandomSampler:
+        return {**options, "rows": len(sampler.data_source)}
+    return {**options, "weights": _digest(sampler.weights)}
+
+
+def _digest(keys: Any) -> str:
+    """Of numbers and texts by their values, of other keys by their classes."""
+    if isinstance(keys, range):
+        return repr(keys)
+    if isinstance(keys, torch.Tensor):
+        return tensor_digest(keys)[:16]
+    with suppress(ValueError, TypeError, OverflowError):  # lists of several lengths
+        if np.asarray(keys[:1]).dtype.kind in "iu":  # texts would all be as long as the longest
+            numbers = np.asarray(keys)
+            if numbers.dtype.kind in "iu":
+                shape = list(numbers.shape)
+                return f"{shape}:{short_digest(numbers.astype(np.int64).tobytes())}"
+    return short_digest(json.dumps(keys, default=_plain, skipkeys=True).encode())
+
+
+def _plain(key: Any) -> Any:
+    if isinstance(key, bytes):
+        return repr(key)
+    return key.tolist() if hasattr(key, "tolist") else type(key).__qualname__
 
 
 def reorders(sampler: Any) -> bool:

@@ -27,11 +27,10 @@ from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces import source
 from trainpipes.interfaces.options import as_table, identify, instead, show
 from trainpipes.interfaces.read_columns import blame
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, Source
 from trainpipes.interfaces.watched_calls import current
-from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders, replicas_of
+from trainpipes.samplers import BatchSampler, RowSampler, torch_samplers
 
 
 class FromIterable(Source, gives="objects", holds_data=True):
@@ -332,19 +331,23 @@ class FromDataset(Source, gives="objects", holds_data=True):
         ordered = self.keys is not None
         return {
             "orders_rows": ordered,
-            "reorders": ordered and reorders(self.keys),
+            "reorders": ordered and torch_samplers.reorders(self.keys),
             "makes_batches": self.batch_sampler is not None,
             "random_access": not ordered,
         }
 
     @property
     def _runs_user_code(self) -> bool:
-        return self.keys is not None and draws_globally(self.keys)
+        return self.keys is not None and torch_samplers.draws_globally(self.keys)
 
     def identity(self) -> dict[str, Any]:
         if self.keys is None:
             return {"stage": self.name}
-        return {"stage": self.name, self._option: type(self.keys).__qualname__}
+        return {"stage": self.name, self._option: type(self.keys).__qualname__, **self._content}
+
+    @made_once
+    def _content(self) -> dict[str, Any]:
+        return torch_samplers.content_of(self.keys)
 
     def __repr__(self) -> str:
         size = f"{len(self.dataset):,} items" if isinstance(self.dataset, Sized) else "no length"
@@ -437,11 +440,11 @@ class SamplerStream(source.RowStream):
     def length(self) -> int | None:
         if not isinstance(self._sampler, Sized):
             return None
-        return len(self._sampler) * replicas_of(self._sampler)
+        return len(self._sampler) * torch_samplers.replicas_of(self._sampler)
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         with callers.making_rows():
-            return IterableReader(keys_of(self._sampler, epoch))
+            return IterableReader(torch_samplers.keys_of(self._sampler, epoch))
 
     def fingerprint(self) -> dict[str, Any]:
         return {"rows": self.length, "dataset": self._name}

@@ -144,7 +144,9 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
 
 
 def _known_otherwise(saved: Any, present: Any) -> bool:
-    """Whether these are digests of files' content by other means, as of another URL: none to compare."""
+    """Whether these are digests of content by other means, as of another URL, or one side has none of a
+    file or sampler: none to compare.
+    """
     by = [
         side["by"]
         for side in (saved, present)
