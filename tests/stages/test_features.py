@@ -329,6 +329,23 @@ def test_what_cannot_be_saved_leaves_no_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+class EveryOther(tp.StatefulStage):
+    """Leaves out every other row."""
+
+    def start(self) -> None:
+        self.count = 0
+
+    def process(self, row: Any) -> list[Any]:
+        self.count += 1
+        return [row] * (self.count % 2)
+
+    def state_dict(self) -> Any:
+        return self.count
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state
+
+
 @pytest.mark.parametrize("rows", [None, 2])
 def test_fitted_rows_are_those_that_come(rows: int | None) -> None:
     values = tp.from_arrow(
@@ -338,8 +355,13 @@ def test_fitted_rows_are_those_that_come(rows: int | None) -> None:
         values.shuffle(sampler=SubsetRandomSampler([0, 1, 2])),
         values.shuffle(sampler=WeightedRandomSampler([1.0] * 3 + [0.0] * 17, 3, replacement=False)),
         values.shuffle(20, seed=1).take(3),
+        values.deduplicate("c").filter(lambda row: row["x"] > 5),
+        values.flat_map(lambda row: [row] * 2).filter(lambda row: row["x"] > 5),
+        values.then(EveryOther()),
     ):
         seen = [row["x"] for row in pipe][:rows]
-        fitted = pipe.fit_columns("x", "c", rows=rows)
+        fitted = pipe.batch(2).fit_columns("x", "c", rows=rows)
         assert fitted.rows == len(seen)
         assert fitted.numbers["x"]["mean"] == pytest.approx(np.mean(seen))
+    sharded = values.sharding_filter(4).flat_map(lambda row: [row] * 2)
+    assert sharded.fit_columns("x", rows=rows).rows == (rows or 40)

@@ -22,7 +22,7 @@ from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import naming
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, look_through
-from trainpipes.look.stats import AGAIN, MAKING, MOST_VALUES, ORDERING, ROWS, order_counts
+from trainpipes.look.stats import AGAIN, ENDING, MOST_VALUES, ORDERING, ROWS, order_counts
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import row_table
 from trainpipes.stages.features import FittedColumns, floats_of, refuse_infinite
@@ -166,9 +166,9 @@ def fit_columns(
 
 def _below(pipeline: Record, rows: int | None, columns: Sequence[str]) -> list[Stage]:
     """The stages that rows come from, of which only these columns are read where that can be said."""
-    stages = list(takewhile(lambda stage: not isinstance(stage, MAKING), pipeline._stages))
-    without = ORDERING if rows is None else MOVING
-    stages = [s._fresh() for s in kinds.without(stages, AGAIN if order_counts(stages) else without)]
+    stages = list(takewhile(lambda stage: not isinstance(stage, ENDING), pipeline._stages))
+    without = AGAIN if order_counts(stages) else ORDERING
+    stages = [s._fresh() for s in kinds.without(stages, without if rows is None else MOVING)]
     reader: Any = stages[-1]
     if isinstance(reader, kinds.ReadingSource) and reader.options.get("columns", ()) is None:
         stages[-1] = reader._replaced(columns=list(dict.fromkeys(columns)))

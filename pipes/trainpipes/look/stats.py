@@ -54,8 +54,6 @@ MOST_VALUES = 1 << 22
 ORDERING = (
     kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
 )
-#: Stages that make batches, or rows of several.
-MAKING = kinds.BatchingStage | kinds.PackingStage | kinds.FinishingStage
 #: Above these there are no rows whose labels could be counted.
 ENDING = kinds.BatchingStage | kinds.FinishingStage | Pack
 #: What never changes the counts; the order does where rows are drawn, mixed by weights or left out by others.
