@@ -256,6 +256,42 @@ def test_rows_without_files_that_follow_each_other_are_counted_over_all() -> Non
         list(pipe.tokenize("bytes"))
 
 
+@pytest.mark.parametrize("options", [
+    {"length": 3, "stride": 1}, {"length": 3, "stride": 1, "within": "e"}, {"length": 3},
+    {"length": 2, "stride": 5},
+])  # fmt: skip
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_rows_are_found_in_all_windows_that_hold_them(
+    options: dict[str, Any], in_memory: bool, tmp_path: Path
+) -> None:
+    table = pa.table({"x": range(40), "e": [n // 9 for n in range(40)]})
+    pq.write_table(table, tmp_path / "w.parquet", row_group_size=7)
+    rows = tp.from_arrow(table) if in_memory else tp.read_parquet(tmp_path / "w.parquet")
+    names: Any = range(40) if in_memory else [("w.parquet", n) for n in range(40)]
+    windows = rows.windows(**options)
+    for pipe in (
+        windows.shuffle(9).batch(2),
+        windows.filter(lambda row: row["x"][0] > 3).batch(2),
+        windows.skip(2).sharding_filter(2).batch(2),
+    ):
+        rows_of_batches = [[row["x"].tolist() for row in batch] for batch in pipe]
+        held = [
+            (x, step, index)
+            for step, batch in enumerate(rows_of_batches)
+            for index, window in enumerate(batch)
+            for x in window
+        ]
+        found = tp.find(pipe, names, epoch=0)
+        assert sorted((one.row, one.step, one.index) for one in found) == sorted(held)
+        assert found.missing.tolist() == sorted({*range(40)} - {x for x, *_ in held})
+        places = tp.locate(pipe, 1, epoch=0).places
+        assert [place.row for place in places] == [x for row in rows_of_batches[1] for x in row]
+        check_inverse(pipe, 1, 1, random.Random(0))
+        if not in_memory:
+            whole = tp.find(pipe, ["w.parquet"], epoch=0)
+            assert sorted((one.step, one.index) for one in whole) == sorted({w[1:] for w in held})
+
+
 def test_where_batches_are_counted_each_window_is_permuted_once_and_nothing_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

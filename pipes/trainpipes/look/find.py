@@ -165,7 +165,7 @@ def find(
         run: the pipeline, or its loader; with any number of workers and threads.
         rows: each a tuple of a file and the row's number in it, from 0; a place from ``locate`` or an error;
             a path, for all rows of a file; or a number over all rows where these are of no file. Of a path,
-            the end that tells it from others is enough.
+            the end that tells it from others is enough. A row in several ``windows`` is found in each.
         epoch: one or several; if left out that of the state, else the one under way in ``run``, or the next.
         state: of the run: says of each time whether the run has seen it, or it is still to come.
         steps: only the first ones of each epoch; needed where an epoch has no end.

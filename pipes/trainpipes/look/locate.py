@@ -90,7 +90,8 @@ class RowPlace(Place):
 
 class Provenance(Printed, list[RowPlace]):
     """Where the rows of a batch come from: a ``RowPlace`` for each, in order; for each document of a packed
-    row, as ``segment_ids`` counts them, and each source of a row of ``zip``. Prints as a table.
+    row, as ``segment_ids`` counts them, each row of a window, and each source of a row of ``zip``. Prints
+    as a table.
     """
 
     def __init__(self, rows: KnownItem, inputs: Inputs) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from trainpipes._internal.progress import counted
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import hidden, shown
 from trainpipes.interfaces.source import Place, RowSource
+from trainpipes.sources.concat import WindowRows
 from trainpipes.sources.mixture import ROW_MASK, Mixture
 
 #: A row: its file and number there, a place from ``locate``, or its number where there are no files; or
@@ -46,19 +48,28 @@ class Named(NamedTuple):
 @dataclass
 class _File:
     """Rows of one file, or of one source without files, in stretches: the first row of each, how many there
-    are, and the number of the first one.
+    are, and the number of the first one. With ``held_by`` these numbers are of rows that others hold.
     """
 
     path: str | None
     source: str | None
     group: int | None
+    held_by: Callable[[IntArray], tuple[IntArray, IntArray]] | None
     stretches: list[tuple[int, int, int]] = field(default_factory=list)
 
     def all_ids(self) -> IntArray:
-        return np.concatenate([np.arange(n, n + count) for _, count, n in self.stretches])
+        ids = np.concatenate([np.arange(n, n + count) for _, count, n in self.stretches])
+        return np.unique(ids if self.held_by is None else self.held_by(ids)[0])
 
     def ids_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The numbers of some of its rows, and which of ``rows`` each is."""
+        ids, which = self._ids_of(rows)
+        if self.held_by is None:
+            return ids, which
+        ids, held = self.held_by(ids)
+        return ids, which[held]
+
+    def _ids_of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         first, count, number = np.array(sorted(self.stretches), dtype=np.int64).T
         if (first[1:] >= first[:-1] + count[:-1]).all():
             piece = np.searchsorted(first, rows, side="right") - 1
@@ -167,9 +178,10 @@ def _by_file(rows: Sequence[RowName], option: str) -> _Wanted:
 def _files(inputs: Inputs, names: set[str]) -> list[_File]:
     """The files of some last names, and sources without files."""
     files: dict[Any, _File] = {}
+    held_by = None
 
     def add(name: _FileName, first: int, rows: int, number: int) -> None:
-        files.setdefault(name, _File(*name)).stretches.append((first, rows, number))
+        files.setdefault(name, _File(*name, held_by)).stretches.append((first, rows, number))
 
     def add_place(place: Place, rows: int, number: int) -> None:
         if place.path is None:
@@ -178,6 +190,11 @@ def _files(inputs: Inputs, names: set[str]) -> list[_File]:
             add((place.path, place.source, None), place.row or 0, rows, number)
 
     for leaf, tagged in _leaves(inputs):
+        held_by = None
+        if isinstance(leaf.source, WindowRows):
+            held_by = partial(_windows_of, leaf.source, tagged(0))
+            below = replace(leaf.chain, skip_rows=0, stop_rows=None)
+            leaf, tagged = Inputs(below, leaf.source.rows, leaf.schemas, leaf.name), int
         if not isinstance(leaf.source, RowSource):
             add((None, leaf.name, OVER_ALL), 0, ROW_MASK, tagged(0))
             add_place(leaf.place_of(0), ROW_MASK, tagged(0))
@@ -194,6 +211,11 @@ def _files(inputs: Inputs, names: set[str]) -> list[_File]:
                 for place in begin if row == first else leaf.places_of(row):
                     add_place(place, step, tagged(row))
     return list(files.values())
+
+
+def _windows_of(source: WindowRows, first: int, rows: IntArray) -> tuple[IntArray, IntArray]:
+    windows, which = source.holding(rows)
+    return first + windows, which
 
 
 def _is_stretch(begin: Sequence[Place], end: Sequence[Place], count: int) -> bool:

@@ -163,7 +163,7 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
             )
 
 
-log = logging.getLogger("trainpipes")
+_log_once = cache(logging.getLogger("trainpipes").warning)
 
 
 class Windows(JoiningSource):
@@ -257,11 +257,6 @@ def _only_chooses(stage: Stage) -> bool:
     return stage.traits.gives == "choice" and "columns" in stage.options
 
 
-@cache
-def _log_once(message: str) -> None:
-    log.warning("%s", message)
-
-
 class WindowRows(RowSource):
     """The windows of some rows. A block has those that begin in a block of the rows.
 
@@ -312,8 +307,7 @@ class WindowRows(RowSource):
                 stage="windows()",
             )
         if short:
-            many = f"{short:,} of {len(sizes):,} series"
-            said = f"{many} are shorter than that, and give no window"
+            said = f"{short:,} of {len(sizes):,} series are shorter than that, and give no window"
             _log_once(f"windows({self.stage.length}): {said}")
 
     def made_of(self, table: Any, firsts: IntArray) -> pa.Table:
@@ -372,17 +366,24 @@ class WindowRows(RowSource):
         return None if None in keys else [keys, where, self.stage.length, self.stage.names]
 
     def place(self, block: int, row: int) -> Place:
-        return self.rows.place(*self._first_row(block, row))
+        return self.rows.place(*self._rows_of(block, row)[0])
 
     def places(self, block: int, row: int) -> list[Place]:
-        return self.rows.places(*self._first_row(block, row))
+        return [place for below in self._rows_of(block, row) for place in self.rows.places(*below)]
 
-    def _first_row(self, block: int, row: int) -> tuple[int, int]:
-        """The block and the row there with which a window begins."""
-        window = np.array([int(self._first[block]) + row], dtype=np.int64)
-        first = int(self._starts_of(window)[0])
-        number = int(np.searchsorted(self.rows.edges, first, side="right")) - 1
-        return number, first - int(self.rows.edges[number])
+    def _rows_of(self, block: int, row: int) -> list[tuple[int, int]]:
+        """The block of each row of a window, and the row there."""
+        window, edges = int(self._first[block]) + row, self.rows.edges
+        rows = self._starts_of(np.array([window])) + np.arange(self.stage.length)
+        blocks = np.searchsorted(edges, rows, side="right") - 1
+        return [*zip(blocks.tolist(), (rows - edges[blocks]).tolist(), strict=True)]
+
+    def holding(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The windows that hold some rows, and which of ``rows`` each holds."""
+        series = self.starts[np.searchsorted(self.starts, rows, side="right") - 1]
+        first = self._windows_before(np.maximum(series, rows - self.stage.length + 1))
+        counts = self._windows_before(rows + 1) - first
+        return arrays.stretches(first, counts), np.repeat(np.arange(len(rows)), counts)
 
     def describe(self) -> list[tuple[str, str]]:
         length, step = self.stage.length, self.stage.step
@@ -434,8 +435,7 @@ def _grouped(values: pa.Array, length: int) -> pa.Array:
     if shape is None:
         offsets = arrays.to_arrow(np.arange(count + 1, dtype=np.int32) * np.int32(length))
         return pa.ListArray.from_arrays(offsets, values)
-    as_numbers = array_of if shape else _without_nulls
-    numbers = as_numbers(values)
+    numbers = (array_of if shape else _without_nulls)(values)
     if numbers is not None:
         return lists_of(numbers.reshape(count, length, *shape))
     if isinstance(kind, pa.FixedShapeTensorType):

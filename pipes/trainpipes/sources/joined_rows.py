@@ -232,7 +232,7 @@ class JoinedRows(RowSource):
                     places.append(replace(place, source=source))
                 else:
                     places.append(self._counted(place, block, row))
-        return places
+        return [*dict.fromkeys(places)]
 
     def _counted(self, place: Place, block: int, row: int) -> Place:
         """Of rows one after the other, those without a file are counted over all, as ``find`` takes them."""
