@@ -55,6 +55,9 @@ def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     row_bytes = sum(pa.Table.from_pylist(batch).nbytes for batch in rows) / 3000
     held = 12 * said.window_rows * row_bytes  # a window for each span
     assert held <= said.window_bytes <= 4 * held
+    in_order = rows.explain()
+    assert in_order.window_rows is None
+    assert "none: rows come in file order" in str(in_order)
 
 
 def test_threads_work_in_the_process_of_the_rank(files):

@@ -78,6 +78,9 @@ def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Pa
     assert (record["data"]["files"], record["data"]["rows"]) == (2, ROWS)
     assert (record["epoch_rows"], record["epoch_batches"]) == (ROWS, 15)
     assert (record["num_shards"], record["batch_size"], record["world_size"]) == (12, 4, 1)
+    on_ranks = pipeline(tmp_path).explain(world_size=4)
+    record = on_ranks.to_dict()
+    assert (record["epoch_batches"], record["world_size"]) == (on_ranks.num_batches, 4) == (3, 4)
 
 
 def test_the_same_files_elsewhere_give_the_same_but_for_paths(tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ class Loader:
 
     def explain(self) -> Explanation:
         """Describe the plan of this loader: ``Pipeline.explain`` on its ranks.
-        ``to_dict()`` also has its options and its position."""
+        ``to_dict()`` also has its options."""
         from trainpipes.look.explain import explain
 
         _, world = self._iteration.ranks()

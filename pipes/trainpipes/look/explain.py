@@ -43,7 +43,8 @@ class Explanation(Report):
     """What will happen in a run. ``print`` gives it as text; a notebook shows the stages as a diagram.
 
     Attributes:
-        rows: rows read in an epoch; None where they are not counted in advance.
+        rows: rows read in an epoch, once where ``repeat`` reads them again; None where they are not counted
+            in advance.
         num_batches: items that each rank gets in an epoch, with tail="uneven" at most; None where that is not
             known in advance.
         num_shards: that ranks and workers share.
@@ -68,6 +69,7 @@ class Explanation(Report):
     notes: tuple[str, ...]
     _pipeline: Record
     _iteration: IterationState
+    _world_size: int
     _loader: Mapping[str, Any] | None
 
     @property
@@ -95,15 +97,15 @@ class Explanation(Report):
         - ``stages``: each with the options that batches depend on. Functions by module and name, tokenizers
           and arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
-        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where unknown in
-          advance. ``num_shards``, ``batch_size``, ``world_size``.
+        - ``epoch_rows``, ``epoch_batches``: read in an epoch, without repeats, and given to each rank; None
+          where unknown in advance. ``num_shards``, ``batch_size``, ``world_size``.
         - ``loader``: its options, if a ``Loader`` was asked.
         - ``versions``: of the library, its states, Python, and packages that it works with.
 
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
         ``api_key``. Where a run stands is in its ``state_dict()``.
         """
-        return record(self._pipeline, self._iteration, self._loader)
+        return record(self._pipeline, self._iteration, self._world_size, self._loader)
 
     def _rows(self) -> Lines:
         return self.lines
@@ -145,10 +147,11 @@ def explain(
         more = ": a run can start on any of these numbers, and go on with any other"
     lines.append(("ranks", ", ".join(map(str, sizes)) + more))
     return Explanation(
-        plan.inputs.epoch_rows, batches, chain.num_shards, sizes, memory.window_rows, held, whole,
+        plan.inputs.epoch_rows, batches, chain.num_shards, sizes,
+        memory.window_rows if chain.shuffle else None, held, whole,
         tuple((label, hidden(text)) for label, text in lines),
         tuple(map(hidden, [*_notes(plan, memory.window_rows, world_size), *_unknown_sizes(memory)])),
-        pipeline, iteration, loader,
+        pipeline, iteration, world_size, loader,
     )  # fmt: skip
 
 

@@ -38,10 +38,13 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 
 def record(
-    pipeline: Record, iteration: IterationState, loader: Mapping[str, Any] | None = None
+    pipeline: Record,
+    iteration: IterationState,
+    world_size: int,
+    loader: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    plan, (_, world_size) = iteration.plan, iteration.ranks()
-    chain, identity = plan.chain, json.loads(plan.identity)
+    plan, chain = iteration.plan, iteration.plan.chain
+    identity = json.loads(plan.identity)
     known = without_secrets(identity)
     data = {
         "fingerprint": _fingerprint(identity["data"]),
