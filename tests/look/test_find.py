@@ -160,6 +160,8 @@ def test_rows_are_named_by_the_end_of_a_path_by_places_and_by_whole_files(tmp_pa
         assert json.loads(json.dumps(again.to_dict()))["found"][0]["row_in_file"] == 17
     whole = tp.find(pipe, ["b/one.parquet"])
     assert len(whole) == 60
+    assert whole[-3:] == [*whole][57:]
+    assert not whole[60:]
     assert len(tp.find(pipe, [place, "b/one.parquet", place])) == 62
     assert tp.find(pipe, [("two.parquet", 60), ("two.parquet", 5)]).missing.tolist() == [0]
     nothing = tp.find(pipe, [("two.parquet", 60)])

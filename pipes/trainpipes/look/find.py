@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -87,9 +87,15 @@ class FoundRows(Printed):
         return len(self.row)
 
     def __iter__(self) -> Iterator[FoundRow]:
-        return map(self.__getitem__, range(len(self)))
+        return (self[number] for number in range(len(self)))
 
-    def __getitem__(self, place: int) -> FoundRow:
+    @overload
+    def __getitem__(self, place: int) -> FoundRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[FoundRow]: ...
+    def __getitem__(self, place: int | slice) -> FoundRow | list[FoundRow]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(len(self))[place]]
         seen = None if self.seen is None else bool(self.seen[place])
         return FoundRow(**{name: int(getattr(self, name)[place]) for name in COLUMNS}, seen=seen)
 
