@@ -205,6 +205,22 @@ def test_sounds_and_videos_are_told_by_their_headers(tmp_path: Path) -> None:
     assert "8,000 Hz, 1 channel" in str(found)
 
 
+def test_videos_of_unknown_length_are_taken_to_be_as_long_as_others(tmp_path: Path) -> None:
+    from video_fixtures import video
+
+    known = video(20, codec="mpeg4", rate=10)
+    stream = video(30, "matroska", "mpeg4", rate=10, container_options={"live": "1"})
+    parquet(tmp_path / "a.parquet", {"video": [known, stream, None, known]})
+    found = inspect_files(tmp_path)
+    (clips,) = found.clips
+    assert (clips.rows, clips.unknown, clips.hours) == (2, 1, pytest.approx(6 / 3600))
+    assert "2 / 2 / 2, 1 of 3 unknown" in str(found)
+    parquet(tmp_path / "a.parquet", {"video": [stream, None]})
+    found = inspect_files(tmp_path)
+    assert "? / ? / ?, 1 of 1 unknown" in str(found)
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["clips"][0]["hours"] is None
+
+
 @pytest.mark.parametrize("kind", ["delta", "lance", "iceberg"])
 def test_of_a_table_the_newest_version_and_its_deleted_rows_are_told(
     kind: str, tmp_path: Path

@@ -89,9 +89,9 @@ class Clips:
     Attributes:
         column: that holds their bytes.
         kind: "sound" or "video".
-        rows: of the sample whose length is known.
-        hours: of all rows of the files, estimated.
-        seconds: the "least", the "mean" and the "most" of a row.
+        rows: of the sample whose length is known; ``unknown``: of others, as of streams without a duration.
+        hours: of all rows of the files, estimated from those that are known; None without any.
+        seconds: the "least", the "mean" and the "most" of a row; None without any.
         forms: how many rows of the sample are of each: rate and channels, or size and frames a second; those
             of most rows first.
     """
@@ -99,15 +99,18 @@ class Clips:
     column: str
     kind: str
     rows: int
-    hours: float
-    seconds: dict[str, float]
+    unknown: int
+    hours: float | None
+    seconds: dict[str, float | None]
     forms: dict[str, int]
 
     @property
     def cells(self) -> list[str]:
         """What a table shows of it."""
-        hours = f"{self.hours:,.3g}"
-        seconds = " / ".join(f"{value:,.3g}" for value in self.seconds.values())
+        values = self.hours, *self.seconds.values()
+        hours, *each = ("?" if value is None else f"{value:,.3g}" for value in values)
+        rows = self.rows + self.unknown
+        seconds = " / ".join(each) + f", {self.unknown:,} of {rows:,} unknown" * bool(self.unknown)
         more = len(self.forms) - FORMS
         forms = [*list(self.forms)[:FORMS], *([f"{more:,} more"] if more > 0 else [])]
         return [self.column, hours, seconds, "; ".join(forms)]
@@ -117,12 +120,13 @@ def clips_of(
     column: str, kind: str, lengths: Sequence[Length], total: int, looked_at: int
 ) -> Clips:
     """What a sample says of a column of ``total`` rows, of which it has ``looked_at``."""
-    known = np.array([length.seconds for length in lengths if length.seconds >= 0])
-    least, mean, most = (known.min(), known.mean(), known.max()) if len(known) else [np.nan] * 3
+    known = [length.seconds for length in lengths if length.seconds >= 0]
+    mean = float(np.mean(known)) if known else None
+    seconds = {"least": min(known, default=None), "mean": mean, "most": max(known, default=None)}
     forms = Counter(length.form for length in lengths).most_common()
-    hours = float(known.sum()) * total / max(1, looked_at) / 3600
-    seconds = {"least": float(least), "mean": float(mean), "most": float(most)}
-    return Clips(column, kind, len(known), hours, seconds, dict(forms))
+    hours = None if mean is None else mean * len(lengths) * total / max(1, looked_at) / 3600
+    unknown = len(lengths) - len(known)
+    return Clips(column, kind, len(known), unknown, hours, seconds, dict(forms))
 
 
 def looked_into(table: pa.Table, of_images: bool) -> Iterator[tuple[str, str, int, str | Length]]:
