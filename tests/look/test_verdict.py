@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trainpipes._internal.activity import BYTES, TURN, UNROLL, Counts
+from trainpipes.look.profiling import facts as seen
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
 from trainpipes.look.profiling.page import text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
@@ -23,6 +26,19 @@ CACHE, BUCKETS = (
     StageFacts("cache()", "cache"),
     StageFacts("bucket_by_length(8)", "bucket_by_length"),
 )
+
+
+def test_other_programs_count_where_they_take_cores_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [
+        "cpu  900 0 0 9 9 0 0 0 0 0", "cpu0 100 20 30 9 9 4 5 0 0 0", "cpu1 700 0 0 9 9 0 0 0 0 0",
+        "cpu10 1 1 1 9 9 1 1 0 0 0", "intr 7 7 7 7 7 7 7 7",
+    ]  # fmt: skip
+    stat = "\n".join(lines)
+    monkeypatch.setattr(seen, "open", lambda path: io.StringIO(stat), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 10}, raising=False)
+    assert seen.busy_seconds() == 164 / os.sysconf("SC_CLK_TCK")
 
 
 def facts(*stages: StageFacts, **about: Any) -> Facts:

@@ -78,7 +78,7 @@ class Measured:
         first, start: when the first batch came; when the loop first waited less than half of the time.
         counts, workers: of this process, and of all workers of the Loader together.
         children: seconds of CPU of other processes that this process has started.
-        others: cores that the rest of the machine took.
+        others: of the cores that this process may use, those that other programs took.
         cells, padding: of batches that were looked at.
         sizes: how many of these had so many cells.
     """
@@ -215,10 +215,13 @@ def free_memory() -> int:
 
 
 def busy_seconds() -> float | None:
-    """Seconds of CPU that all programs of the machine have taken, over all cores; None if unknown."""
+    """Seconds of CPU that all programs have taken on the cores of this process; None if unknown."""
     with suppress(OSError, ValueError, AttributeError), open("/proc/stat") as lines:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, lines.readline().split()[1:])
-        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        of_cores = [line.split()[1:8] for line in lines if line.split(None, 1)[0] in cores]
+        # user, nice, system, idle, iowait, irq, softirq
+        ticks = sum(int(times[n]) for times in of_cores for n in (0, 1, 2, 5, 6))
+        return ticks / os.sysconf("SC_CLK_TCK")
     return None
 
 
