@@ -50,6 +50,13 @@ def test_of_batches_without_a_mask_one_is_made():
     assert found.shuffle.neighbors_kept == 1
 
 
+def test_of_mixed_batches_those_with_a_mask_are_measured():
+    masked = documents().batch(4).pad_collate()
+    sources = {"plain": tp.from_tensors(x=range(30)).batch(2).collate(), "masked": masked}
+    found = tp.mix(sources).stats()
+    assert (found.batches, found.padding) == (3, masked.stats().padding)
+
+
 def test_an_empty_epoch_has_stats_too():
     found = documents().skip(10).batch(4).pad_collate().stats()
     assert (found.batches, found.padding) == (0, None)

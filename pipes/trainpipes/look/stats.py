@@ -215,7 +215,8 @@ def stats(
             masked = masks or quality.mask_of_rows(batch, plan.chain)
             works.append((number, *quality.work_of(masked)))
         elif not masks and segments is None and not heard:
-            if not any(any(tally.numbers) for tally in plan.tallies):
+            ready = plan.chain.opener.traits.makes_batches  # of several sources
+            if not ready and not any(any(tally.numbers) for tally in plan.tallies):
                 break
             continue
         count += 1
