@@ -81,7 +81,7 @@ def command(
     pipe = pipe_options.pipeline(source, (*files, *more_files))
     from trainpipes.engine.iterating.iteration_state import plan_of
 
-    if epochs and plan_of(pipe).chain.endless:
+    if epochs and plan_of(pipe).chain.has_no_end:
         raise click.ClickException("--epochs: the pipeline has no end; give --steps")
     from trainpipes import Loader, profile
     from trainpipes.cli.measure import measure

@@ -474,10 +474,10 @@ class Loader:
 
 def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
-    if pipeline._iteration.plan.chain.endless:
+    if pipeline._iteration.plan.chain.has_no_end:
         raise ConfigError(
             f"Loader(epoch) needs a pipeline whose epochs end, got epoch={epoch} and one without an end: "
-            'leave out repeat() and stop="repeat", or write repeat(times)'
+            'leave out repeat() and stop="repeat", or write repeat(times), or take(n) after mix()'
         )
 
 

@@ -243,14 +243,14 @@ def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
     chain = plan.chain
     rows = chain.batch is None and not chain.opener.traits.makes_batches
     unit = "rows" if rows else "batches"
-    if chain.endless:
+    if chain.has_no_end:
         return "no end: repeat()" if chain.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is not None:
         most = "up to " if ends_apart(plan, world_size) else ""
         each = f" for each of {world_size} ranks" if world_size > 1 else ""
         size = "" if chain.batch is None else f", of {_size(chain)} each"
         return f"{most}{batches:,} {unit}{each}{size}"
-    if plan.inputs.epoch_rows is None:
+    if plan.inputs.epoch_rows is None and not chain.endless:
         return "how many is known only at the end"
     if (count := expected_items(plan)) is not None:
         return f"about {round(count):,} {unit}, over all ranks: exactly how many is known only at the end"

@@ -206,7 +206,7 @@ def find(
     iteration_of(
         Record(plan.chain.stages).distributed(rank=min(rank, world - 1), world_size=world)
     ).topology()
-    if plan.chain.endless and steps is None:
+    if plan.chain.has_no_end and steps is None:
         raise ConfigError(
             "find(steps) must be given where an epoch has no end, got None; "
             "give the steps of the run that are to be looked at"

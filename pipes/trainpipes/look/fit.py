@@ -146,7 +146,7 @@ def fit_columns(
     plan = Plan.of(
         [*_below(pipeline, rows, [*moments, *tables]), stage, Batch(ROWS), Numbered()], quiet=True
     )
-    if plan.chain.opener.traits.read_once or (plan.chain.endless and rows is None):
+    if plan.chain.opener.traits.read_once or (plan.chain.has_no_end and rows is None):
         why = "can be read only once" if plan.chain.opener.traits.read_once else "have no end"
         rule = f"rows that can all be read before training, got some that {why}"
         raise ConfigError(f"fit_columns() must have {rule}; fit on their source, or pass rows=")

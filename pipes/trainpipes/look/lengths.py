@@ -56,7 +56,7 @@ def batches_left(plan: Plan, done: int, step: int = 0) -> int | None:
 
 def ends_apart(plan: Plan, world_size: int) -> bool:
     """Whether ranks may get different numbers of batches in an epoch."""
-    if not plan.chain.uneven or plan.chain.endless or world_size == 1:
+    if not plan.chain.uneven or plan.chain.has_no_end or world_size == 1:
         return False
     whole = batches_left(plan, 0)
     return whole is None or whole % world_size > 0
@@ -67,9 +67,10 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
     exact = exact_length(plan, rank, world_size)
     if exact is not None:
         return exact
-    if plan.chain.endless or plan.inputs.epoch_rows is None:
+    takes = plan.chain.endless and not plan.chain.has_no_end
+    if plan.chain.has_no_end or (plan.inputs.epoch_rows is None and not takes):
         raise TypeError(f"the length of this pipeline cannot be estimated: {no_length(plan)}")
-    items = _of_whole_shards(plan)
+    items = expected_items(plan) if takes else _of_whole_shards(plan)
     if items is None:
         items = expected_items(plan, _measured(plan))
     return round(items or 0) // world_size
@@ -77,9 +78,11 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
 
 def no_length(plan: Plan) -> str:
     """Why the length is not known, and the way out."""
-    if plan.chain.endless:
+    if plan.chain.has_no_end and plan.chain.repeat is None:
+        return 'mix(stop="repeat") has no end; count steps, or give another stop'
+    if plan.chain.has_no_end:
         return "repeat() has no end; count steps, or give repeat(times=...)"
-    if plan.inputs.epoch_rows is None:
+    if plan.inputs.epoch_rows is None and not plan.chain.endless:
         return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
     way_out = "is known only at the end; use Loader(pipe).estimate_len()"
     cutting = next((s for s in plan.chain.after if kinds.cuts_by_length(s)), None)
@@ -121,7 +124,7 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
     """Items of an epoch over all ranks, about; None where that takes reading rows.
 
     Args:
-        plan: without an endless stage.
+        plan: of a pass that has an end.
         ratios: items that come out of a stage for each that goes in, where rows were read to say so.
     """
     chain, source = plan.chain, plan.inputs.source
@@ -138,7 +141,8 @@ def expected_items(plan: Plan, ratios: Mapping[Stage, float] | None = None) -> f
         options = stage.options
         if stage is chain.opener:
             count = None if ratios is None and options.get("filter") is not None else rows
-        elif count is None:
+            count = math.inf if stage.traits.endless else count
+        elif count is None or (count == math.inf and not isinstance(stage, kinds.CountingStage)):
             continue
         elif isinstance(stage, kinds.RepeatStage):
             count *= options["times"]

@@ -436,7 +436,8 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
     if not isinstance(first, Mix):
         return [stages]
     together = kinds.first_of(above, kinds.PackingStage | kinds.CountingStage) is not None
-    if first.stop != "repeat" and (together or not first._takes_each_once):
+    takes = any(isinstance(s, kinds.CountingStage) and not s.skips for s in above)
+    if (first.stop != "repeat" or takes) and (together or not first._takes_each_once):
         return [stages]
     mixed = first.sources.values()
     return [part for pipeline in mixed for part in _parts([*pipeline._stages, *above])]
@@ -478,8 +479,8 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     stages = [stage._fresh() for stage in stages]
     plan = Plan.of([*stages, CountLabels(column, counts), Batch(ROWS), Numbered()], quiet=True)
     chain = plan.chain
-    if chain.endless or chain.opener.traits.read_once:
-        why = "have no end" if chain.endless else "can be read only once"
+    if chain.has_no_end or chain.opener.traits.read_once:
+        why = "have no end" if chain.has_no_end else "can be read only once"
         raise ConfigError(
             f"stats(labels) must be a column of rows that can all be read before training, got {column!r} of "
             f"{chain.stages[0]}, whose rows {why}; count the labels of its source"

@@ -319,6 +319,44 @@ def test_what_cannot_stand_above_is_refused(above, said):
         tp.mix({"a": A, "b": B}, stop="repeat").repeat(2)
 
 
+@pytest.mark.parametrize("of_batches", [True, False])
+def test_a_mix_that_take_ends_is_told_to_end(of_batches):
+    mixed = tp.mix({"a": rows("a", 20, seed=1), "b": rows("b", 9, seed=1)}, stop="repeat")
+    pipe = mixed.batch(4).skip(1).take(7) if of_batches else mixed.take(27).batch(4)
+    batches = list(tp.Loader(pipe, epoch=1))
+    assert len(batches) == tp.Loader(pipe).estimate_len() == 7
+    assert "about 7 batches" in dict(pipe.explain().lines)["an epoch"]
+    loader = tp.Loader(pipe, epoch=1)
+    assert [batch for batch, _ in zip(loader, range(3), strict=False)] == batches[:3]
+    assert list(loader) == list(loader) == batches
+    lasts = iter(loader)
+    assert [lasts.is_last() for _ in lasts] == [False] * 6 + [True]
+    found = tp.find(pipe, [tp.Place(row=3, source="b")], epoch=1)
+    assert [batches[one.step][one.index]["who"] for one in found] == ["b3"] * len(found)
+    assert len(found) == sum(row["who"] == "b3" for batch in batches for row in batch)
+    with pytest.raises(TypeError, match=r"known only at the end; use .*estimate_len"):
+        len(pipe)
+    for endless in (mixed.batch(4), mixed.batch(4).skip(2)):
+        with pytest.raises(TypeError, match=r'mix\(stop="repeat"\) has no end; count steps'):
+            len(endless)
+        assert dict(endless.explain().lines)["an epoch"] == 'no end: mix(stop="repeat")'
+
+
+@pytest.mark.parametrize(("tail", "expected"), [("even", [3, 3]), ("uneven", [4, 3])])
+def test_ranks_end_a_mix_that_take_ends_at_the_same_step(tail, expected):
+    mixed = tp.mix({"a": A, "b": B}, stop="repeat").sharding_filter(4, tail=tail)
+    pipe = mixed.batch(4).take(7)
+    ranks = [pipe.distributed(rank=rank, world_size=2) for rank in range(2)]
+    for _ in range(2):
+        assert [len(list(rank)) for rank in ranks] == expected
+
+
+def test_labels_of_a_mix_that_take_ends_are_those_of_its_rows():
+    mixed = tp.mix({"a": rows("a", 20), "b": rows("b", 9)}, stop="repeat").take(12)
+    labels = mixed.stats(labels="who").labels["who"]
+    assert labels == Counter(names(mixed))
+
+
 def test_a_mix_without_an_end_cannot_be_waited_for():
     endless = tp.mix({"a": A, "b": B}, stop="repeat")
     with pytest.raises(tp.ConfigError, match="'x' is a mix without an end"):

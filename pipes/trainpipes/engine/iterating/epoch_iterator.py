@@ -207,7 +207,7 @@ class EpochIterator:
         if self._rest is None or self._current is None:  # none was given
             return False
         with self._iterator_lock.between_items():
-            if self._current.plan.chain.endless:
+            if self._current.plan.chain.has_no_end:
                 return False
             if not isinstance(self._rest, Lookahead):
                 self._rest = Lookahead(self._current)

@@ -314,7 +314,8 @@ class IterationState:
     @property
     def _goes_on(self) -> bool:
         """Whether the next pass continues the last: that of an endless pipeline does."""
-        return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
+        loads = self.passes.now.loaded or self.passes.fixed is not None
+        return self.last is not None and self.plan.chain.endless and not loads
 
     def start(self, number: int, load: int) -> Position:
         """Where a pass starts; raises StateError if its load came after this process had started."""

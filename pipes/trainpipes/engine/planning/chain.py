@@ -173,6 +173,13 @@ class Chain:
     def endless(self) -> bool:
         return self.times is None
 
+    @property
+    def has_no_end(self) -> bool:
+        """Whether a pass has no end, also not by ``take``."""
+        counting = (s for s in self.after if isinstance(s, kinds.CountingStage))
+        taken = self.stop_batches is not None or any(not stage.skips for stage in counting)
+        return self.endless and not (taken and self.repeat is None)
+
     def goes_on(self, epoch: int, first_epoch: int) -> bool:
         if self.repeat is None:
             return False

@@ -342,7 +342,7 @@ class Counts:
 
     def end(self, step: int, origin: int = 0) -> float:
         """The batch after the last of a pass, which has whole steps of so many; inf where unknown."""
-        chain = self.chain
+        chain, total = self.chain, math.inf
         if self.known:
             total = self.batches_in_pass
             if chain.endless and not total:
@@ -350,12 +350,11 @@ class Counts:
                     f"repeat() would wait forever, since an epoch of {chain.stages[0]} gives no batch; check "
                     "that it has rows, and leave out drop_last, take() and skip()"
                 )
-            if math.isinf(total) or chain.uneven:
-                return total
-            return origin + max(0, int(total) - origin) // step * step
-        if chain.stop_batches is not None and chain.repeat is None and not self.limits_items:
-            return max(0, chain.stop_batches - chain.skip_batches)
-        return math.inf
+        elif chain.stop_batches is not None and chain.repeat is None and not self.limits_items:
+            total = max(0, chain.stop_batches - chain.skip_batches)
+        if math.isinf(total) or chain.uneven or self.ends_unevenly:
+            return total
+        return origin + max(0, int(total) - origin) // step * step
 
     # One shard
 
