@@ -15,6 +15,7 @@ import pytest
 
 import trainpipes as tp
 from s3_store import s3_store
+from trainpipes.filesystems.places import place_at
 from trainpipes.prepare import repack
 from trainpipes.writers import Processes, Threads
 from unfinished import contents
@@ -90,6 +91,16 @@ def test_temporary_files_may_be_objects_too(given, options, tmp_path, apart):
     assert there("both", options) == contents(tmp_path / "here")
     assert there("between", options) == {}
     assert not list(apart.glob("trainpipes*"))
+
+
+def test_temporary_files_of_a_folder_of_another_name_stay(options):
+    system = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    for name in ("lr=1", "lr=[1]"):
+        system.pipe_file(f"packed/{name}/_unfinished/repack/rows/0.pieces", b"of a job that runs")
+    folder = place_at("s3://packed/lr=[1]", "repack", options)
+    folder.remove_folder("_unfinished/repack")
+    assert list(there("lr=1", options)) == ["_unfinished/repack/rows/0.pieces"]
+    assert there("lr=[1]", options) == {}
 
 
 def test_a_url_whose_files_are_read_cannot_be_the_output(given, options, tmp_path, monkeypatch):

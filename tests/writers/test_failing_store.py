@@ -238,7 +238,7 @@ def test_ids_are_written_to_a_store_that_fails(server, tmp_path):
 # Other file systems
 
 
-CHANGES = ("mv", "makedirs", "pipe_file", "rm_file", "rmdir")
+CHANGES = ("cp_file", "makedirs", "pipe_file", "rm_file", "rmdir")
 
 
 class Losing(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]

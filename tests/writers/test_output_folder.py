@@ -209,6 +209,26 @@ def test_any_file_system_of_fsspec_will_do(memory, tmp_path):
         rows().write_json("simplecache::memory://written/c")
 
 
+@pytest.mark.parametrize("name", ["c?d", "c[1]d", "c*d", "[!a]"])
+def test_at_a_url_the_name_of_a_folder_is_no_pattern(name, memory):
+    url, between = f"memory://written/{name}", f"memory://written/temporary/{name}"
+    written = repack(rows(), url, shuffle=True, rows_per_file=30, temp_dir=between)
+    assert written.files[0] == f"{url}/part-00000.parquet"
+    assert len(tp.read_parquet(url)) == 100
+    found = {path.removeprefix(f"/written/{name}/") for path in memory.find("/written")}
+    assert found == {"_manifest.json", *(f"part-{number:05}.parquet" for number in range(4))}
+
+
+def test_at_a_url_only_a_folder_of_the_very_name_is_removed(memory):
+    for name in ("run1", "run[1]"):
+        memory.pipe_file(f"/written/{name}/rows/a", b"1")
+        memory.pipe_file(f"/written/{name}/rows/b/c", b"1")
+        memory.mkdir(f"/written/{name}/rows/empty")
+    places.place_at("memory://written/run[1]", "repack").remove_folder("rows")
+    assert memory.find("/written") == ["/written/run1/rows/a", "/written/run1/rows/b/c"]
+    assert not memory.exists("/written/run[1]/rows")
+
+
 @pytest.mark.parametrize("failing", ["part-00002.parquet", "part-00001.parquet.done.json"])
 def test_a_store_that_fails_leaves_whole_files_and_the_next_call_goes_on(
     failing, memory, tmp_path, monkeypatch

@@ -18,9 +18,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from zlib import crc32
+
+from fsspec import AbstractFileSystem
 
 from trainpipes import errors
 from trainpipes._internal.checks import local_path
@@ -261,28 +264,45 @@ class Place:
         self._call("put_file", str(written), sent, size=written.stat().st_size)
         if sent != path:
             try:
-                self._call("mv", sent, path)
+                self._move(sent, path)
             except FileNotFoundError:
                 if self._call("info", path)["size"] != written.stat().st_size:
                     raise  # else a try whose answer was lost has moved it
+
+    def _move(self, sent: str, path: str) -> None:
+        if type(self.system).mv is not AbstractFileSystem.mv:
+            self._call("mv", sent, path)
+        else:  # fsspec's own takes names for patterns
+            self._call("cp_file", sent, path)
+            self._call("rm_file", sent)
 
     def _make_work(self) -> None:
         if not self._is_object_store:
             self._call("makedirs", f"{self.path}/{WORK}", exist_ok=True)
 
-    def remove(self, *names: str, recursive: bool = False) -> None:
+    def remove(self, *names: str) -> None:
         self.system.invalidate_cache()
-
         # One by one: a store that removes several at once may leave some, in silence.
-        def drop(name: str) -> None:
-            path = f"{self.path}/{name}".rstrip("/")
-            with writing(self.at(name), self.caller), suppress(FileNotFoundError):
-                if recursive:
-                    self._call("rm", path, recursive=True)
-                else:
-                    self._call("rm_file", path)
-
+        drop = partial(self._drop, "rm_file")
         self._requests().map(drop, names, 1 if self.is_local else REQUESTS)
+
+    def _drop(self, method: str, name: str, **options: Any) -> None:
+        with writing(self.at(name), self.caller), suppress(FileNotFoundError):
+            self._call(method, f"{self.path}/{name}".rstrip("/"), **options)
+
+    def remove_folder(self, name: str = "") -> None:
+        """Remove a folder with all in it."""
+        if self.is_local:
+            self._drop("rm", name, recursive=True)
+            return
+        # Without fsspec's rm, which takes names for patterns.
+        files, folders = [], [name]
+        for folder in folders:
+            for inner, size in self.sizes(folder).items():
+                (folders if size < 0 else files).append(f"{folder}/{inner}".lstrip("/"))
+        self.remove(*files)
+        for folder in [] if self._is_object_store else reversed(folders):
+            self._drop("rmdir", folder)
 
     def lock(self) -> Lock:
         """What keeps others out: at a URL an object that its holder renews, free after ``LEASE`` seconds

@@ -30,7 +30,7 @@ TRY_SECONDS = 30.0
 SLOWEST = 64 << 10
 #: How many times RETRY_SECONDS a try of these may take, such as to list a folder: S3 lists 1,000 files a
 #: request.
-LONG, LONG_CALLS = 5, ("ls", "find", "cat_file", "put_file", "mv", "rm")
+LONG, LONG_CALLS = 5, ("ls", "find", "cat_file", "put_file", "mv", "cp_file")
 #: Seconds before the second try, doubled with each further try, and at most.
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0

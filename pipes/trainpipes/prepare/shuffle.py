@@ -280,13 +280,13 @@ class Shuffle:
             self._remove_temporary()  # Ctrl-C, or a kill, may have left it
             return out.finished
         if self.output.overwrite:  # an earlier run's rows may be an earlier function's
-            self.temporary.remove("", recursive=True)
+            self.temporary.remove_folder()
         # Who does the work changes which rows are worked on together.
         how = self.memory, executor.workers, type(executor).__name__
         name = checksum(json.dumps(out.about), *how)
         for other in self.temporary.sizes():
             if other != name:
-                self.temporary.remove(other, recursive=True)
+                self.temporary.remove_folder(other)
         place = self.temporary.below(name)
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
@@ -302,7 +302,7 @@ class Shuffle:
 
     def _remove_temporary(self) -> None:
         with clean_up(self.temporary.root):
-            self.temporary.remove("", recursive=True)
+            self.temporary.remove_folder()
 
     def _counted(self, place: Place) -> EpochRows:
         output = self.output

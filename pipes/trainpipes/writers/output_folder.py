@@ -291,7 +291,7 @@ class OutputFolder:
             *(f"{WORK}/{name}" for name, size in work.items() if size >= 0 and name not in KEPT)
         )
         for folder in [name for name, size in work.items() if size < 0]:
-            self.place.remove(f"{WORK}/{folder}", recursive=True)
+            self.place.remove_folder(f"{WORK}/{folder}")
 
     def _sweep(self) -> None:
         work, ours = self.place.sizes(WORK), filter(OURS.fullmatch, self.place.sizes())
