@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 import trainpipes as tp
@@ -40,3 +41,22 @@ def test_rows_are_listed_in_a_file_also_with_a_mark_at_its_start(tmp_path: Path,
         )
         assert code == 0
         assert [found["step"] for found in json.loads(out)["found"]] == [1, 9]
+
+
+def test_ranks_are_those_of_the_environment_as_help_says(
+    tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "a.parquet", row_group_size=5)
+    pipe = tp.read_parquet(tmp_path / "a.parquet").sharding_filter(4).batch(4)
+    pipe.to_yaml(tmp_path / "train.yaml")
+    for rank, world in ((0, 1), (1, 4)):
+        if world > 1:
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", str(world))
+        located = json.loads(ran("locate", tmp_path / "train.yaml", "0", "--json")[1])
+        assert (located["rank"], located["world_size"]) == (rank, world)
+        found = ran("find", tmp_path / "train.yaml", "--row", "a.parquet:7", "--json")[1]
+        assert json.loads(found)["world_size"] == world
+    for command in ("locate", "find"):
+        said = " ".join(ran(command, "--help")[1].split())
+        assert "WORLD_SIZE of the environment, else 1, if left out." in said

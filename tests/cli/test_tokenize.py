@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,6 +99,7 @@ def test_options_of_texts_and_of_storage_are_not_in_the_line(
     (["t*", "ids", "--config", "x.yaml"], "change them by --set"),
     (["t*", "ids", "--recipe", "sft", "--set", "a=1"], "a recipe takes --option NAME=VALUE"),
     (["t*", "ids", "--recipe", "sft", "--option", "x"], "--option must be NAME=VALUE"),
+    (["t*", "ids", "--recipe", "sft", "--option", "prompt=Item #5"], "what follows a # is a comment"),
     (["t*", "ids", "--recipe", "sft", "--executor", "processes:0"], "must be threads:N"),
     (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
     (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "must be a JSON object"),
@@ -149,3 +151,25 @@ def test_stages_that_are_printed_to_train_with_can_be_pasted(texts: str, ran: Ra
     assert code == 0
     pasted = out[out.index("(\n") :]
     assert [digest(one) for one in eval(pasted)] == [digest(one) for one in tp.load("own.yaml")]
+
+
+def double(row: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": row["input_ids"] * 2}
+
+
+@pytest.mark.parametrize("stages", [
+    f"- map: !function {__name__}:double\n- batch: 4\n- pad_collate\n",
+    "- batch: 4\n- pad_collate: {columns: {input_ids: {max_length: 9, padding_side: left, value: "
+    "7, truncation_side: left}}}\n",
+])  # fmt: skip
+def test_stages_that_cannot_be_pasted_are_printed_as_a_config(
+    stages: str, texts: str, ran: Ran
+) -> None:
+    Path("own.yaml").write_text(
+        f"stages:\n- list_files: {texts!r}\n- read_parquet\n- select: text\n- tokenize: bytes\n{stages}"
+    )
+    code, out, err = ran("tokenize", "--config", "own.yaml", "ids", "--allow-imports")
+    assert (code, err) == (0, "train with this config:\n")
+    Path("train.yaml").write_text(out[out.index("# trainpipes") :])
+    pipes = [tp.load(name, allow_imports=True) for name in ("train.yaml", "own.yaml")]
+    assert len({tuple(map(digest, pipe)) for pipe in pipes}) == 1

@@ -238,6 +238,11 @@ def test_a_change_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("a", "=3", "a b=3", "a=[1", "a=b: c: d", "a=!function os:getcwd"):
         with pytest.raises(tp.ConfigError):
             parse_change(wrong)
+    for cut in ("a=### Q: {text}", "a=Item #5 is", "a=[x] # why", "a={b: 1} #"):
+        with pytest.raises(tp.ConfigError, match="the change a: what follows a # is a comment"):
+            parse_change(cut)
+    assert parse_change("a='Item #5'") == ("a", "Item #5")
+    assert parse_change("""a=["#", b#1, ' #']""") == ("a", ["#", "b#1", " #"])
     allowed = parse_change("a=!function os:getcwd", allow_imports=True)
     assert allowed == ("a", os.getcwd)
 

@@ -116,6 +116,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "signed": (lambda: tp.list_files("https://host/a?X-Amz-Signature=abc"), f"list_files(urls): {SECRET}"),
     "key": (lambda: ROWS.then(Keyed("abc")),
         "keyed(api_key): 'api_key' may be a secret: write ${VARIABLE} there, by hand"),
+    "key within": (lambda: ROWS.then(Keyed(None, [{"token": "abc"}])),
+        "keyed(more): 'token' may be a secret: write ${VARIABLE} there, by hand"),
+    "catalog": (lambda: tp.read_iceberg("a.b", catalog={"token": "abc"}),
+        "read_iceberg(catalog): 'token' may be a secret: write ${VARIABLE} there, by hand"),
     "expression": (lambda: ROWS.filter(pc.field("x") > 3),
         "filter(predicate): the expression '(x > 3)' has no form in a config: give it as a list, such as "
         '[["x", ">", 20], ["lang", "in", ["en", "de"]]] (see pyarrow.parquet.filters_to_expression)'),
@@ -134,6 +138,18 @@ def test_what_has_no_form_is_refused_with_the_way_out(name: str) -> None:
     with pytest.raises(tp.ConfigError) as found:
         make().to_yaml()
     assert str(found.value) == f"to_yaml(): {said}"
+
+
+def test_names_of_columns_labels_and_sources_are_no_secrets() -> None:
+    token = pa.schema([("token", pa.string())])
+    for pipe in (
+        tp.mix({"token": ROWS, "b": ROWS}, weights={"token": 0.1, "b": 0.9}, schedule=[(4, {"token": 1, "b": 0})]),
+        ROWS.rename({"token": "x"}),
+        ROWS.encode_labels("label", classes={"token": 0}),
+        ROWS.encode_categories({"token": ["a"]}),
+        tp.read_json("data", schema=token),
+    ):  # fmt: skip
+        assert loads(pipe.to_yaml()) == pipe
 
 
 def test_a_function_of_the_program_is_refused() -> None:

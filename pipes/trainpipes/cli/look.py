@@ -211,7 +211,8 @@ def _of_a_run(command: Callable[..., Any]) -> Callable[..., Any]:
         "--files", multiple=True, help="Files for the recipe: path, folder, glob or URL."
     )
     checkpoint = option("--checkpoint", type=click.Path(), help="Where the run stands.")
-    world = option("--world-size", type=shared.COUNT, help="Ranks of the run; 1 if left out.")
+    said = "Ranks of the run; WORLD_SIZE of the environment, else 1, if left out."
+    world = option("--world-size", type=shared.COUNT, help=said)
     return source(files(shared.takes_pipeline(checkpoint(world(command)))))
 
 
@@ -220,7 +221,7 @@ def _of_a_run(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("step", type=FROM_0, required=False)
 @option("--epoch", type=FROM_0, help="That STEP counts in; 0 if left out.")
 @option("--after", type=int, default=0, help="With a checkpoint, so many batches later.")
-@option("--rank", type=FROM_0, help="Whose batch; rank 0 if left out.")
+@option("--rank", type=FROM_0, help="Whose batch; RANK of the environment, else 0, if left out.")
 @shared.AS_JSON
 def locate_command(
     source: str,

@@ -142,7 +142,7 @@ def tokenize_command(
     tokens = f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"
     rows = left_out if done.read > done.rows else ""
     shared.print_written(done, seconds, ("tokens", tokens), rows=rows, size=kind)
-    shared.note("train with:")
+    shared.note("train with this config:" if train.startswith("#") else "train with:")
     shared.out(train)
 
 
@@ -155,10 +155,11 @@ def _train(
             name: pipeline_options[name] for name in recipe_options if name in pipeline_options
         }
         return _call("tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **options})
-    if recipe is not None:
-        from trainpipes import TrainpipesError, recipes
-        from trainpipes import recipe as built
+    import trainpipes
+    from trainpipes import TrainpipesError, recipes
+    from trainpipes import recipe as built
 
+    if recipe is not None:
         # Options that name columns of texts have nothing to name there.
         columns = next(known.columns for known in recipes() if known.name == recipe)
         left = {k: v for k, v in pipeline_options.items() if k not in columns or v in done.columns}
@@ -170,7 +171,15 @@ def _train(
                 return _call(recipe, folder, left)
     first, *rest = repr(done.pipeline).splitlines()
     lines = [f"tp.{first}", *rest]
-    return lines[0] if len(lines) == 1 else "\n".join(["(", *(f"  {line}" for line in lines), ")"])
+    chain = lines[0] if not rest else "\n".join(["(", *(f"  {line}" for line in lines), ")"])
+    with suppress(
+        Exception
+    ):  # functions, and what is long, are shown otherwise than they are written
+        if eval(chain, {"tp": trainpipes}) == done.pipeline:
+            return chain
+    with suppress(TrainpipesError):
+        return done.pipeline.to_yaml().rstrip()
+    return f"tokenize(pipeline, {folder!r}).pipeline"
 
 
 def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes._internal.checks import flag, require
-from trainpipes.config.read import LARGEST, Reader, path_steps
+from trainpipes.config.read import LARGEST, Reader, has_comment, path_steps
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline.chain import Pipeline
 
@@ -95,7 +95,7 @@ def parse_change(text: str, *, allow_imports: bool = False) -> tuple[str, Any]:
     """The path and the value of ``path=value``, for ``load(..., changes=)``; imports as in ``load``.
 
     Raises:
-        ConfigError: there is no ``=``, or the value is no YAML.
+        ConfigError: there is no ``=``, or the value is no YAML, or has a comment.
 
     >>> parse_change("options.batch_size=16"), parse_change("stages[0].columns=[a, '1']")
     (('options.batch_size', 16), ('stages[0].columns', ['a', '1']))
@@ -105,4 +105,7 @@ def parse_change(text: str, *, allow_imports: bool = False) -> tuple[str, Any]:
     require(mark and path, "a change", "path=value, such as options.batch_size=16", text)
     path_steps(path)
     reader = Reader(f"the change {path}", allow_imports)
-    return path, reader.value(reader.parse(value), path)
+    root = reader.parse(value)
+    way = f"put the text in quotes, in a shell as \"{path}='a #1'\""
+    reader.need(not has_comment(value), None, "", f"what follows a # is a comment: {way}")
+    return path, reader.value(root, path)

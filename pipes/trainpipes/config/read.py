@@ -139,6 +139,18 @@ class Document:
         return node
 
 
+def has_comment(text: str) -> bool:
+    """Whether a YAML text has a comment: a # that is in no token.
+
+    >>> [has_comment(text) for text in ("part #1", "# 1", "a#1", "'part #1'", "[a, 'b #']")]
+    [True, True, False, False, False]
+    """
+    import yaml
+
+    tokens = [range(t.start_mark.index, t.end_mark.index) for t in yaml.scan(text)]
+    return not all(any(at in t for t in tokens) for at, mark in enumerate(text) if mark == "#")
+
+
 def resolved(text: str) -> Any:
     """What a text without quotes is; raises ValueError for a number of thousands of digits.
 

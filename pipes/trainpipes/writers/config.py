@@ -36,6 +36,7 @@ WIDTH = 72
 _IN_MEMORY = (
     "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_tensors", "from_torchdata",
 )  # fmt: skip
+_OURS = ("trainpipes", "trainpipes_recipes")
 #: Ways out for values that have no form.
 _IN_CODE = "this pipeline belongs in code"
 _SAVED = 'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
@@ -158,22 +159,28 @@ class _Writer:
     def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
         """Those that are not as the parameters of ``kind`` have them anyway."""
         block, kinds = _Block(), declared_kinds(kind)
-        known = inspect.signature(kind).parameters
+        known, ours = inspect.signature(kind).parameters, kind.__module__.split(".")[0] in _OURS
         for name, value in options.items():
             default = known[name].default if name in known else inspect.Parameter.empty
             if name == "storage_options":
                 self.left_out |= value is not None
             elif not (type(value) is type(default) and same(value, default)):
                 try:
-                    block[name] = self.value(_as_declared(value, kinds.get(name, [])), name)
+                    of_data, value = (
+                        ours and name != "catalog",
+                        _as_declared(value, kinds.get(name, [])),
+                    )
+                    block[name] = self.value(value, name, of_data)
                 except ConfigError:  # of a pipeline within this
                     raise
                 except ValueError as error:
                     raise ConfigError(f"to_yaml(): {caller}({name}): {error}") from None
         return block
 
-    def value(self, value: Any, name: str = "") -> Any:
-        """A plain value; raises ValueError for a value that has no form."""
+    def value(self, value: Any, name: str = "", of_data: bool = False) -> Any:
+        """A plain value; raises ValueError for a value that has no form. Keys of mappings may be ``of_data``:
+        names of columns, labels or sources, which tell nothing of secrets.
+        """
         if value is None or isinstance(value, bool):
             return value
         if is_secret(name):
@@ -194,9 +201,10 @@ class _Writer:
             self.left_out |= value.storage_options is not None
             value = {"quarantine": value.given()}
         if isinstance(value, Mapping):
-            return {_key(key): self.value(inner, str(key)) for key, inner in value.items()}
+            names = [(key, "" if of_data else str(key), inner) for key, inner in value.items()]
+            return {_key(key): self.value(inner, name, of_data) for key, name, inner in names}
         if isinstance(value, list | tuple):
-            return [self.value(inner) for inner in value]
+            return [self.value(inner, "", of_data) for inner in value]
         if isinstance(value, Record):
             return _Tagged("!pipeline", self.document(value))
         return _named(value, name)
