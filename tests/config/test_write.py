@@ -141,9 +141,9 @@ def test_what_has_no_form_is_refused_with_the_way_out(name: str) -> None:
 
 
 def test_names_of_columns_labels_and_sources_are_no_secrets() -> None:
-    token = pa.schema([("token", pa.string())])
+    token, mixed = pa.schema([("token", pa.string())]), {"token": ROWS, "b": ROWS}
     for pipe in (
-        tp.mix({"token": ROWS, "b": ROWS}, weights={"token": 0.1, "b": 0.9}, schedule=[(4, {"token": 1, "b": 0})]),
+        tp.mix(mixed, weights={"token": 0.1, "b": 0.9}, schedule=[(4, {"token": 1, "b": 0})]),
         ROWS.rename({"token": "x"}),
         ROWS.encode_labels("label", classes={"token": 0}),
         ROWS.encode_categories({"token": ["a"]}),

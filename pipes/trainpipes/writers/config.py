@@ -36,6 +36,7 @@ WIDTH = 72
 _IN_MEMORY = (
     "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_tensors", "from_torchdata",
 )  # fmt: skip
+#: Where keys in options name columns, labels or sources; but those of a catalog.
 _OURS = ("trainpipes", "trainpipes_recipes")
 #: Ways out for values that have no form.
 _IN_CODE = "this pipeline belongs in code"
@@ -166,11 +167,8 @@ class _Writer:
                 self.left_out |= value is not None
             elif not (type(value) is type(default) and same(value, default)):
                 try:
-                    of_data, value = (
-                        ours and name != "catalog",
-                        _as_declared(value, kinds.get(name, [])),
-                    )
-                    block[name] = self.value(value, name, of_data)
+                    declared = _as_declared(value, kinds.get(name, []))
+                    block[name] = self.value(declared, name, of_data=ours and name != "catalog")
                 except ConfigError:  # of a pipeline within this
                     raise
                 except ValueError as error:
