@@ -322,9 +322,14 @@ def test_a_few_mb_of_text_are_worth_an_index(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])
-def test_where_it_cannot_be_written_all_goes_on(kind, data, tmp_path):
+def test_where_it_cannot_be_written_all_goes_on(kind, data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
-    assert seen(kind, data, index=str(tmp_path / "file" / "x")) == seen(kind, data, index=False)
+    with pytest.warns(
+        UserWarning, match=r"\(index\): the index cannot be kept in .*name another place"
+    ):
+        found = seen(kind, data, index=str(tmp_path / "file" / "x"))
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "file"))  # which nobody named for it
+    assert found == seen(kind, data, index=True) == seen(kind, data, index=False)
 
 
 @pytest.mark.parametrize("name", ["mine.arrow", "mine.parquet", "mine"])

@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
@@ -236,6 +237,15 @@ def test_ids_are_written_to_a_store_that_fails(server, tmp_path):
 
 
 # Other file systems
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_files_of_a_store_that_fails_are_written_anew(form, server, store, tmp_path):
+    folder = new_folder()
+    JOBS[form](folder, storage_options=store)
+    server.fault = each_other_of(folder, BUSY)
+    done = repack(folder, tmp_path / "out", storage_options=options(server), retry=RETRY)
+    assert sum(len(pq.read_table(path)) for path in done.files) == 100
 
 
 CHANGES = ("cp_file", "makedirs", "pipe_file", "rm_file", "rmdir")

@@ -20,6 +20,7 @@ from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import read_by_name
 from trainpipes.prepare.shuffle import CALLER, Shuffle, temporary_place
 from trainpipes.sources.files.file_reader import ends_of_names
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.read_arrow import ReadArrow
 from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.writers import formats
@@ -148,9 +149,8 @@ def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None
     reader = pipeline.stages[-1]
     if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
         return None
-    files = source.files
     forms: Any = (pq.ParquetFile, pa.ipc.open_file, pa.ipc.open_stream)
-    with files.system(0).open(files.paths[0], "rb") as file:
+    with closing(open_bytes(source.files, 0).stream()) as file:
         for form in forms:
             file.seek(0)
             with suppress(pa.ArrowInvalid):

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from trainpipes import cache
 from trainpipes._internal.checks import IntArray
+from trainpipes._internal.messages import warn_once
 from trainpipes._internal.progress import Progress
 from trainpipes.cache.kept_file import locked
 from trainpipes.columns import arrays
@@ -224,7 +225,12 @@ class IndexStore:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
             cache.kept_file.write(self.path, [whole], self._about, private=self._own)
         except OSError as error:
-            log.info("the index cannot be kept in %s: %s", self.path, error)
+            why = f"the index cannot be kept in {self.path} ({error.strerror or error})"
+            if self._own:
+                log.info("%s", why)
+            else:
+                way = "allow writing, or name another place"
+                warn_once(f"{self._reader}(index): {why}, and files are looked at again: {way}")
 
 
 def forget(path: Path | str | None) -> None:
