@@ -61,10 +61,14 @@ def test_a_path_stands_for_its_file_as_text_or_path(tmp_path):
 
 
 def test_a_path_may_have_any_name(tmp_path):
-    names = ["data[1].parquet", "rows.bin", "a::b.parquet", "_hidden.parquet", "ü .parquet"]
+    names = ["data[1].parquet", "rows.bin", "a::b.parquet", "_hidden.parquet", "ü .parquet", "p#1.bin",
+             "q%20.bin", "c d/e f.parquet"]  # fmt: skip
     make(tmp_path, *names)
     for name in names:
-        assert listed(tmp_path / name, tmp_path) == [name]
+        path = tmp_path / name
+        for url in (path, f"file://{path}", path.as_uri()):
+            assert listed(url, tmp_path) == [name]
+    assert listed((tmp_path / "c d").as_uri(), tmp_path) == ["c d/e f.parquet"]
 
 
 def test_relative_paths_and_tilde_come_out_absolute(tmp_path, monkeypatch):

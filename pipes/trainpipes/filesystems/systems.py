@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
 
 import fsspec
 from fsspec.core import strip_protocol
@@ -47,13 +48,23 @@ def listed_as(url: str) -> str:
     """
     if "://" not in url:
         return os.path.abspath(os.path.expanduser(url))
-    here = url.startswith(("file://", "local://"))
-    return str(strip_protocol(url)) if here else url
+    return _path_of(url) if url.startswith(_HERE) else url
+
+
+_HERE = ("file://", "local://")
+
+
+def _path_of(url: str) -> str:
+    path = str(strip_protocol(url))
+    unquoted = unquote(path)  # as Path.as_uri() writes it
+    return unquoted if os.path.exists(unquoted) and not os.path.lexists(path) else path
 
 
 def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:
     if not ("::" in url or "://" in url) or os.path.exists(url):
         return _of_this_machine(), os.path.abspath(os.path.expanduser(url))
+    if url.startswith(_HERE) and os.path.exists(path := _path_of(url)):
+        return _of_this_machine(), path
     try:
         if "::" not in url and url.startswith(("http://", "https://")):
             client = {"raise_for_status": _refuse_redirection}
