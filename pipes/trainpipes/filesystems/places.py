@@ -296,7 +296,7 @@ class Place:
             self._drop("rm", name, recursive=True)
             return
         # Without fsspec's rm, which takes names for patterns.
-        files, folders = [], [name]
+        files, folders = list[str](), [name]
         for folder in folders:
             for inner, size in self.sizes(folder).items():
                 (folders if size < 0 else files).append(f"{folder}/{inner}".lstrip("/"))
