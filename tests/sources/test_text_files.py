@@ -148,6 +148,29 @@ def test_chosen_columns_leave_out_new_fields(write, small_pieces):
     assert len(rows(tp.read_json(path, ["b", "a"]))) == 56
 
 
+@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize("other", ["2", '"two"', '{"c": 1}'])  # in a column that is not chosen
+def test_a_new_field_within_a_chosen_column_is_named(write, small_pieces, other, array):
+    good = ['{"m": [{"r": "x"}], "n": {"o": {"p": 1}}, "k": 2}'] * 50
+    odd = '{"m": [null, {"r": "x", "w": 0}], "n": {"o": {"q": 1}}, "k": %s, "new": 1}' % other
+    lines = [*good, good[0].replace("2", other), odd, *good]
+    path = write("a.json", f"[{', '.join(lines)}]" if array else "\n".join(lines))
+
+    def read(columns: list[str] | None, **more: Any) -> tp.Pipeline:
+        return tp.read_json(path, columns, index=False, **more)
+
+    with pytest.raises(tp.SchemaError, match=r"'m' is .* w: int64.* here, and.*infer=\"all\""):
+        rows(read(["m"]))
+    with pytest.raises(tp.SchemaError, match=r"'n' is .*<q: int64.* here, and should be"):
+        rows(read(["n", "m.list.item.r"]))
+    want = [{"m": [{"r": "x"}]}] * 51 + [{"m": [None, {"r": "x"}]}] + [{"m": [{"r": "x"}]}] * 50
+    assert rows(read(["m.list.item.r"])) == want
+    assert rows(read(None, schema=pa.schema([opened(read(["m"])).schema.field("m")]))) == want
+    assert rows(read(["m"], on_error="skip")) == [{"m": [{"r": "x"}]}] * 101
+    if other == "2":
+        assert rows(read(["m"], infer="all"))[51]["m"][1] == {"r": "x", "w": 0}
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from trainpipes._internal.checks import IntArray
+from trainpipes.columns.arrays import holds
 from trainpipes.errors import cut
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources import text_cutters, text_pieces
@@ -40,7 +41,7 @@ class ReadJson(TextReader):
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. None for all; a field that
-            the first blocks lack is then an error.
+            the first blocks lack is then an error, and always within a column that is read whole.
         schema: columns and types to read, instead of inferring them; other fields are left out.
         infer: "first" infers columns and types from the first block of up to 16 files; "all" from all rows,
             and widens types.
@@ -126,17 +127,38 @@ class Json(TextFormat):
             data = text_pieces.BOM + data
         kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
-        table = pj.read_json(
-            pa.BufferReader(data),
-            pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
-            pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
-        )
+        whole = () if strict or kinds is None else self._whole(kinds)
+        table = self._whole_read(data, kinds, whole) if whole else _read(data, kinds, unexpected)
         text_cutters.check_types(table.schema.types, data)
         if self.inferred:
             text_cutters.refuse_rounded(
                 table, data, lambda _, rows: _written(data, len(table), rows)
             )
         return table if kinds is None or kinds.equals(schema) else table.cast(schema)
+
+    def _whole(self, kinds: pa.Schema) -> Sequence[str]:
+        """Chosen columns that must come with all that rows hold in them."""
+        if not self.inferred:
+            return ()
+        names = (name for name in self.options["columns"] or () if name in kinds.names)
+        return [name for name in names if holds(kinds.field(name).type, pa.types.is_struct)]
+
+    def _whole_read(self, data: bytes, kinds: pa.Schema, whole: Sequence[str]) -> pa.Table:
+        """Rows of which some columns may hold no more fields than their types: Arrow ignores unknown ones at
+        every depth, or at none.
+        """
+        try:
+            self._refuse_sparse(data, text_pieces.Start())
+            table = _read(data, kinds, "infer").select(kinds.names)
+            more = any(table.field(n).type != kinds.field(n).type for n in whole)
+        except (pa.ArrowInvalid, BadFileError):  # it can be of columns that are not wanted
+            table = _read(data, kinds, "ignore")
+            more = any(
+                _has_more(row.get(n), kinds.field(n).type) for row in _rows(data) for n in whole
+            )
+        if more:
+            raise pa.ArrowInvalid(f"a field within a column is new, of {', '.join(whole)}")
+        return table.cast(kinds)
 
     def infer(self, data: bytes, start: text_pieces.Start) -> tuple[pa.Schema, list[float]]:
         self._refuse_sparse(data, start)
@@ -155,9 +177,8 @@ class Json(TextFormat):
         if data.count(b"{") * seen <= most:
             return
         try:
-            lines = (_as_lines(data) if start.kind == ARRAY else data).split(b"\n")
-            rows = [json.loads(line) for line in lines if line.strip()]
-        except (ValueError, RecursionError, pa.ArrowInvalid):
+            rows = _rows(_as_lines(data) if start.kind == ARRAY else data)
+        except (RecursionError, pa.ArrowInvalid):
             return  # parsing says where
         cells = _cells(rows, len(rows))
         if cells > most:
@@ -167,6 +188,31 @@ class Json(TextFormat):
                 f"would be columns of {cells:,} values, most of them null: say the columns that are wanted "
                 "by schema=, or keep such objects as text, by json.dumps()"
             )
+
+
+def _read(data: bytes, kinds: pa.Schema | None, unexpected: str) -> pa.Table:
+    return pj.read_json(
+        pa.BufferReader(data),
+        pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
+        pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
+    )
+
+
+def _rows(lines: bytes) -> list[Any]:
+    try:
+        return [json.loads(line, parse_int=str) for line in lines.split(b"\n") if line.strip()]
+    except ValueError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+def _has_more(value: Any, kind: pa.DataType) -> bool:
+    """Whether a value has fields that a type lacks."""
+    if isinstance(value, list):
+        return any(_has_more(item, kind.value_type) for item in value)
+    return isinstance(value, dict) and any(
+        kind.get_field_index(name) < 0 or _has_more(inner, kind.field(name).type)
+        for name, inner in value.items()
+    )
 
 
 def _as_lines(data: bytes) -> bytes:
