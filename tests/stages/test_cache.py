@@ -308,6 +308,10 @@ def test_rows_of_a_table_in_memory_are_known_by_what_they_hold(tmp_path: Path) -
 # What makes rows others
 
 
+def raw(file: Any) -> pa.Table:
+    return pa.table({"raw": [file.read()]})
+
+
 def lengths(data: Path, make: Callable[[Pipeline], Pipeline]) -> int:
     return sum(row["n"] for row in make(rows(data)))
 
@@ -325,6 +329,29 @@ def test_a_changed_file_with_the_same_footer_is_read_again(data: Path, kept: Pat
     after = [row["text"] for row in rows(data).cache()]
     assert (before[111], after[111]) == ("bb", "BB")
     assert len(entries(kept)) == 5 + 1 + 5 + 1  # only the one that changed
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda folder: tp.read_bytes(folder).select("bytes"),
+        tp.read_text,
+        partial(tp.read_files, fn=raw),
+    ],
+)
+def test_files_of_another_folder_are_told_apart_by_what_is_read_of_them_or_their_path(
+    read: Any, tmp_path: Path
+) -> None:
+    for folder, part in {"train": b"a", "valid": b"A"}.items():
+        (tmp_path / folder).mkdir()
+        for n in range(2):  # as tar, zip and layers of images keep names, sizes and whole seconds
+            path = tmp_path / folder / f"{n}.txt"
+            path.write_bytes(b"." * 2000 + part + b"." * 2000)
+            os.utime(path, (10**9, 10**9))
+    for _ in range(2):  # cold, then warm
+        for folder, part in {"train": "a", "valid": "A"}.items():
+            kept = read(tmp_path / folder).cache()
+            assert [str(*row.values()).count(part) for row in kept] == [1, 1]
 
 
 def test_stages_columns_and_versions_keep_rows_apart(data: Path, kept: Path) -> None:

@@ -311,8 +311,8 @@ class WholeFiles(file_reader.FileBlocks, RandomAccessSource):
     def block_key(self, block: int) -> Any:
         rows, digest = self.rows(block), hashlib.sha256()
         for n in rows:
-            about = (self._relative_names[n], int(self.sizes[n]), self.files.stamps[n])
-            digest.update(repr(about).encode())
+            about = errors.known_name(self.files.names[n]), int(self.sizes[n]), self.files.stamps[n]
+            digest.update(repr((self._relative_names[n], *about)).encode())
         more = "" if self.more is None else table_digest(self.more.slice(rows.start, len(rows)))
         return [digest.hexdigest(), more]
 

@@ -238,9 +238,10 @@ class Cache(CacheStage):
     """Keep on disk the rows that the stages before it make.
 
     Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
-    states stay the same. An entry's key is made of the data and of the stages before the cache:
-    their options, a tokenizer's content, and a function's ``version=``, or its code with the code
-    and values of yours that it uses. Put functions whose result differs from call to call after the
+    states stay the same. An entry's key is made of the data (of files whose content no scan reads,
+    such as images, by path, size and time) and of the stages before the cache: their options, a
+    tokenizer's content, and a function's ``version=``, or its code with the code and values of
+    yours that it uses. Put functions whose result differs from call to call after the
     cache. Processes and ranks of the same user may share a folder. A damaged entry is made again; a
     folder that cannot be written is logged once.
 

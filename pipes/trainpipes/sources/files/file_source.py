@@ -12,7 +12,7 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, known_name
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import Place, RandomAccessSource, Reader
@@ -51,11 +51,12 @@ class FileSource(DecodedFiles):
 
     def block_key(self, block: int) -> Any:
         file, first = int(self.file_of_block[block]), int(self.begins[block])
-        name, stamp = self._relative_names[file], self.files.stamps[file]
+        layout = self.layouts[file]
+        read = self.format.content(layout) or known_name(self.files.names[file])
+        name = [self._relative_names[file], read, int(self.sizes[file]), self.files.stamps[file]]
         known = [] if self._known is None else [self._known]
-        more = self.format.block_key(self.layouts[file], self.decoded_blocks(block))
-        rows = [first, int(self.lengths[block])]
-        return [name, int(self.sizes[file]), stamp, *rows, *known, *more]
+        more = self.format.block_key(layout, self.decoded_blocks(block))
+        return [*name, first, int(self.lengths[block]), *known, *more]
 
     def fingerprint(self) -> dict[str, Any]:
         rows, counts = [], np.diff(self.first_row).tolist()
