@@ -294,6 +294,23 @@ def test_dictionary_columns_are_kept(data: Path) -> None:
     ] * 2
 
 
+@pytest.mark.parametrize("wanted", [[1, 3], []])
+def test_views_are_kept_where_rows_below_were_dropped(tmp_path: Path, wanted: list[int]) -> None:
+    texts = ["a", "b" * 20, None, "d" * 30]
+    columns = {
+        "text": pa.array(texts, pa.string_view()),
+        "bytes": pa.array([each and each.encode() for each in texts], pa.binary_view()),
+        "list": pa.array([[each] for each in texts], pa.list_(pa.string_view())),
+        "struct": pa.array([{"t": each} for each in texts], pa.struct([("t", pa.string_view())])),
+    }
+    table = pa.table({"x": range(4)} | columns)
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table)
+    pipe = tp.read_arrow(tmp_path / "a.arrow").filter(pc.field("x").isin(wanted))
+    for _ in range(2):  # cold, then warm
+        assert list(pipe.cache()) == list(pipe)
+
+
 def test_rows_of_a_table_in_memory_are_known_by_what_they_hold(tmp_path: Path) -> None:
     count = Counted(tmp_path / "log")
 

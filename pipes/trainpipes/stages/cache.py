@@ -18,7 +18,7 @@ from trainpipes._internal.activity import count
 from trainpipes._internal.checks import IntArray
 from trainpipes.cache import LOCK, ROWS, SCHEMAS, folder, kept_file, path_of
 from trainpipes.cache.kept_file import Store, locked
-from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.columns.arrays import gathered, to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
 from trainpipes.columns.run import Run
@@ -56,7 +56,13 @@ def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
     there = to_arrow(place_of >= 0)
     if not table.num_columns:
         return pa.table({THERE: there})
-    return table.take(to_arrow(place_of, place_of < 0)).append_column(THERE, there)
+    try:
+        spread = table.take(to_arrow(place_of, place_of < 0))
+    except pa.ArrowNotImplementedError:  # of views
+        nulls = [pa.nulls(1, kind) for kind in table.schema.types]
+        longer = pa.concat_tables([table, pa.Table.from_arrays(nulls, schema=table.schema)])
+        spread = gathered(longer, np.where(place_of < 0, len(table), place_of))
+    return spread.append_column(THERE, there)
 
 
 #: Most rows of a block in a file, and most bytes of them as they are read.
