@@ -456,6 +456,8 @@ class TestRowsThatAreDicts:
             ([np.array([2**62 + 5], np.uint64), np.array([3])], torch.tensor([[2**62 + 5], [3]])),
             ([np.uint64(2**62 + 5), np.int64(3)], torch.tensor([2**62 + 5, 3])),
             ([[], [np.uint64(2**62 + 5)], [3]], torch.tensor([[0], [2**62 + 5], [3]])),
+            ([[np.uint64(2**62 + 5), -3], [1, 2]], torch.tensor([[2**62 + 5, -3], [1, 2]])),
+            ([["a"], [2**70]], [["a"], [2**70]]),
             (["a", None], ["a", None]),
             ([["a"], None], [["a"], None]),
             ([None, None], [None, None]),
@@ -467,6 +469,9 @@ class TestRowsThatAreDicts:
     @pytest.mark.parametrize(
         ("values", "error", "row", "message"),
         [
+            ([[7], [5, 2**64 - 1]], DataError, 1, "holds 18446744073709551615, which int64 cannot"),
+            ([[7], [5, 2**70]], DataError, 1, "holds 1180591620717411303424, which int64 cannot"),
+            ([0.5, -(2**70)], DataError, 1, "holds -1180591620717411303424, which int64 cannot"),
             ([1, None], DataError, 1, r"'a' is null.*\.filter\(pc.field\('a'\).is_valid\(\)\)"),
             ([[1], None], DataError, 1, "'a' is null"),
             ([[1], [2, None]], DataError, 1, "holds a null within a list"),

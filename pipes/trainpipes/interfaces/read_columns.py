@@ -243,13 +243,22 @@ def of_list(values: Sequence[Any], name: str) -> Column:
 
 
 def _exact(joined: Array, rows: Sequence[Any]) -> Array:
-    """The values of rows, int64 where NumPy makes floats of uint64 and signed integers."""
+    """The values of rows, int64 where NumPy makes floats of unsigned and signed integers."""
     parts: list[Array] = []
-    for row in rows if joined.dtype.kind == "f" else ():
-        parts.append(np.asarray(as_array(row)))
-        if parts[-1].size and parts[-1].dtype.kind == "f":
-            return joined
-    if not any(part.dtype == np.uint64 for part in parts):
+    mixed = False
+    for number, row in enumerate(rows if joined.dtype.kind in "fO" else ()):
+        part = np.asarray(as_array(row))
+        if part.size and part.dtype.kind in "fO":
+            values = row if isinstance(row, list | tuple) else [row]
+            if joined.dtype.kind == "f" and not all(
+                isinstance(v, int | np.integer) for v in values
+            ):
+                return joined
+            _refuse_large(values, number)
+            part, mixed = np.array(values, np.int64), True
+        mixed = mixed or part.dtype == np.uint64
+        parts.append(part)
+    if not mixed:
         return joined
     for number, part in enumerate(parts):
         if part.max(initial=0) > np.iinfo(np.int64).max:
@@ -257,6 +266,14 @@ def _exact(joined: Array, rows: Sequence[Any]) -> Array:
             raise BadCell(number, f"holds {part.max()}, which int64 cannot hold, and {way}")
     whole = [part.reshape(-1).astype(np.int64) for part in parts]
     return np.concatenate(whole).reshape(joined.shape)
+
+
+def _refuse_large(values: Sequence[Any], row: int) -> None:
+    """Raise for an integer that int64 cannot hold, among numbers that are no integers to NumPy."""
+    for value in values:
+        if isinstance(value, int | np.integer) and not -1 << 63 <= value < 1 << 63:
+            way = "make floats or a NumPy array of uint64 of such numbers with map()"
+            raise BadCell(row, f"holds {value}, which int64 cannot hold: {way}")
 
 
 def _kind(value: Any) -> str:
@@ -283,6 +300,9 @@ def _of_lists(rows: Sequence[Any]) -> Column:
     flat = list(chain.from_iterable(rows))
     if any(isinstance(v, list | tuple | np.ndarray | torch.Tensor) for v in flat):
         raise BadCell(None, TWO_RAGGED)
+    if all(isinstance(v, int | float) for v in flat):
+        for number, row in enumerate(rows):
+            _refuse_large(row, number)
     if any(isinstance(v, int | float) for v in flat) and None in flat:
         raise BadCell(row_at(flat.index(None), lengths), NULL_WITHIN)
     return Opaque(list(rows))
