@@ -338,6 +338,15 @@ class TestWhatDoesNotFit:
         assert error.row == 300
         assert named in str(error)
 
+    def test_is_named_where_each_value_fits_by_itself(self) -> None:
+        times = [np.datetime64("2020-01-01", "us"), datetime.datetime(2020, 1, 2)]
+        for value in (lambda n: times[n // 2], lambda n: {"a": [times[n // 2]]}):
+            rows = tp.from_dataset([{"t": value(n)} for n in range(4)])
+            error = ended_by(rows.batch(4).collate(format="arrow"))
+            assert isinstance(error, tp.SchemaError)
+            assert error.row == 2
+            assert "datetime.datetime(2020, 1, 2, 0, 0)" in str(error)
+
     def test_a_column_of_nothing_but_none_needs_a_schema(self) -> None:
         rows = [{"x": None, "y": []}] * 10_001
         error = ended_by(tp.from_dataset(rows).batch(7).pad_collate())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,9 @@ def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
     assert found[1]["p"].tolist() == [1, 1]
 
 
+TIMES = [np.datetime64("2020-01-01", "us"), datetime(2020, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -195,6 +199,8 @@ def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
         (lambda c: {"y": b"abcdefgh"}, "one bytes for all rows"),
         (lambda c: {"y": {"a": 1}}, "one dict for all rows"),
         (lambda c: {"y": [1, "a"] * 4}, "'y'"),
+        (lambda c: {"y": [TIMES[x % 2] for x in c["x"]]}, "column 'y' has .*datetime"),
+        (lambda c: {"y": [1] * len(c["x"]) + ["a"] * (len(c["x"]) < 8)}, "column 'y' has 'a'"),
         (lambda c: {"y": np.zeros(8, np.complex64)}, "in 'y' that cannot be made a column"),
         (lambda c: {1: c["x"]}, "the name of a column is a string, got 1"),
         (lambda c: {"x": c["x"], "y": c["x"][1:]}, "equally long, got . in 'x', . in 'y'"),

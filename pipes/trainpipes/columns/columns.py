@@ -19,7 +19,13 @@ from trainpipes.columns import arrays
 from trainpipes.columns.block import BadCell, first_bad
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload, payload_rows
-from trainpipes.columns.python_values import array_of, column_of, lists_of, python_values
+from trainpipes.columns.python_values import (
+    array_of,
+    column_of,
+    first_unfit,
+    lists_of,
+    python_values,
+)
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import NoColumn, as_array, fixed_shape
 from trainpipes.errors import SchemaError, TrainpipesError, shown
@@ -183,20 +189,12 @@ def _of_values(values: list[Any], name: str, caller: object, kind: pa.DataType |
     try:
         return column_of(values, kind)
     except NoColumn:
-        number = next(k for k, value in enumerate(values) if not _fits(value, kind))
+        number = first_unfit(values, kind)
         raise BadCell(
             number,
             f"column {name!r} has {shown(values[number], 60)}, and for the first rows it held {kind}: have "
             "the function return values of one type, or Arrow arrays of a type",
         ) from None
-
-
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    try:
-        column_of([value], kind)
-    except NoColumn:
-        return False
-    return True
 
 
 def untyped_columns(columns: Any) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -40,6 +41,19 @@ def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> p
         return _leaves(values, kind, exact)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError, ValueError, TypeError) as error:
         raise NoColumn(str(error)[:120]) from error
+
+
+def first_unfit(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> int:
+    """The first of these values that does not fit, by itself or beside those before it."""
+
+    def fail(number: int) -> bool:
+        try:
+            column_of(values[: number + 1], kind, exact)
+        except NoColumn:
+            return True
+        return False
+
+    return bisect_left(range(len(values)), True, key=fail)
 
 
 def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
@@ -214,6 +228,13 @@ def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) ->
     except NoColumn:
         for number, row in enumerate(rows):
             _check(row, number, schema, exact)
+        for field in schema:  # each value fits by itself
+            values = [row.get(field.name) for row in rows]
+            number = first_unfit(values, field.type, exact)
+            if number < len(rows):
+                said = f"has {field.name!r} = {shown(values[number], 60)}"
+                said += ", which goes into no column with those before it"
+                raise UnfitRow(number, said, field.name) from None
         raise
 
 

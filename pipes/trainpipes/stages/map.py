@@ -323,7 +323,8 @@ class ColumnFunction(
                 return run, None
             data = from_columns(result, self, self._type)
         except BadCell as bad:
-            raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
+            place = min(bad.row or 0, len(run.block) - 1)  # it may return more rows than it got
+            raise at_row(f"{self}: {bad}", self, run.block.ids[place], SchemaError) from None
         except TrainpipesError as error:
             place = 0
             if error.path is None and error.row is not None:  # of those that the function got
