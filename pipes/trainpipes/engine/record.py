@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
@@ -105,14 +106,12 @@ class Record(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._data_parallel()
-        iteration = self._iteration
         return {
             "stages": self._stages,
             "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
-            "passes": iteration.passes,
-            "pending": iteration.pending,
+            "stands": self._iteration.stands(),
             "recipe": self._recipe,
         }
 
@@ -120,8 +119,13 @@ class Record(IterableDataset[Any]):
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._recipe = state["recipe"]
         self._iteration.own_ranks = partial(_own_ranks, state["ranks"], state["seen_ranks"])
-        self._iteration.passes = state["passes"]
-        self._iteration.pending = state["pending"]
+        self._iteration.stand_at(state["stands"])
+
+    def __copy__(self) -> Self:
+        state = self.__getstate__()
+        record = type(self).__new__(type(self))
+        record.__setstate__({**state, "stands": deepcopy(state["stands"])})
+        return record
 
     #: The recipe that made the first stages, its options, and how many stages these are.
     _recipe: tuple[str, dict[str, Any], int] | None = None

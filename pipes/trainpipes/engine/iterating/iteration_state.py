@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Protocol
 
 from trainpipes._internal import callers
@@ -82,6 +83,7 @@ class IterationState:
                 self._expect(source.pending[1])
 
     def __getstate__(self) -> dict[str, Any]:
+        self.warn_of_copy()
         # Without fields of this process.
         of_process = dict.fromkeys(("_plan", "last", "begun", "iterators", "derived"))
         return {**vars(self), **of_process}
@@ -89,6 +91,14 @@ class IterationState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.begun, self.iterators, self.derived = Living(), Living(), Living()
+
+    def stands(self) -> dict[str, Any]:
+        """What a copy of the pipeline takes over."""
+        self.warn_of_copy()
+        return {name: getattr(self, name) for name in ("passes", "pending", "_reweighed")}
+
+    def stand_at(self, stands: dict[str, Any]) -> None:
+        vars(self).update(stands)
 
     @property
     def plan(self) -> Plan:
@@ -305,6 +315,18 @@ class IterationState:
             f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
             key,
         )
+
+    def warn_of_copy(self) -> None:
+        """Warn once where a copy is made within an epoch, unless a single item was looked at."""
+        last = self.last
+        if last is None or last.ended or last.gave_one_step or get_spawning_popen() is not None:
+            return
+        if not (last.plan.counts.known and last.given_up_to().over):
+            warn_once(
+                f"a copy within epoch {last.pass_number} does not go on in it, and begins with another pass: "
+                "save state_dict(), and load it into the copy",
+                ("copy", self.plan.identity),
+            )
 
     def upcoming(self) -> Position:
         if self._goes_on and self.last is not None:
