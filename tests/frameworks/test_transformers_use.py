@@ -289,7 +289,7 @@ def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:
             Trainer(model(), arguments(tmp_path), train_dataset=pipe, eval_dataset={"a": wrong})
 
 
-@pytest.mark.parametrize("kind", ["counted", "filtered repeated", "packed repeated"])
+@pytest.mark.parametrize("kind", ["counted", "filtered repeated", "rows repeated"])
 def test_training_again_begins_with_the_first_epoch(kind: str, tmp_path: Path) -> None:
     pipe = pipeline(kind)
     again = trainer(tmp_path, pipe, Seeing, max_steps=8)

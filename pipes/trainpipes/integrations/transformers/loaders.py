@@ -269,8 +269,8 @@ class EvaluationLoader(DataLoaderStateMixin):
         if self._accelerator.num_processes > 1:
             rank = iteration_of(self.loader).ranks()[0]
             here = torch.tensor([rank, *sizes], device=self._accelerator.device)
-            told = self._accelerator.gather(here).tolist()
-            ranks, sizes = told[::2], told[1::2]
+            everywhere = self._accelerator.gather(here).tolist()
+            ranks, sizes = everywhere[::2], everywhere[1::2]
             # Of processes that share a rank's rows, the first counts.
             sizes = [0 if ranks[n] in ranks[:n] else rows for n, rows in enumerate(sizes)]
         if not any(sizes):
