@@ -30,6 +30,7 @@ from trainpipes_recipes.training import (
     model_of,
     parser_of,
     report,
+    require_finite,
     resume,
     save,
 )
@@ -116,7 +117,7 @@ def main(
                 for work, ids, rewards in chosen:
                     total = loss(model, ids, rewards, len(work.item["input_ids"]))
                     (total / len(chosen)).backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+                require_finite(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP), step)
                 optimizer.step()
                 optimizer.zero_grad()
             for work, *_ in chosen:

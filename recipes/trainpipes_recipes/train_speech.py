@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCTC, AutoModelForSpeechSeq2Seq
+from transformers import AutoConfig, AutoModelForCTC, AutoModelForSpeechSeq2Seq
 
 import trainpipes as tp
 from trainpipes_recipes import training
@@ -30,7 +30,9 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     add("--scratch", action="store_true", help="random weights")
     args = parser.parse_args(arguments)
     training.start()
-    model = training.model_of(AutoModelForCTC if args.ctc else AutoModelForSpeechSeq2Seq, args)
+    kind = AutoModelForCTC if args.ctc else AutoModelForSpeechSeq2Seq
+    changes = head(args.model, args.tokenizer or "") if args.ctc else {}
+    model = training.model_of(kind, args, **changes)
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_seconds": args.max_seconds}
     if args.ctc:
         options |= {"output": "input_values", "batch_seconds": args.batch_seconds}
@@ -39,7 +41,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         options |= {"num_mels": model.config.num_mel_bins, "augment": True}
     options |= {"tokenizer": args.tokenizer or args.model, "on_error": "skip"}
     pipe = tp.recipe("speech", args.files, **options).repeat()
-    run = training.Training(args, model, pipe)
+    run = training.Training(args, model, pipe, find_unused=True)  # layers may be dropped at random
     for (batch,) in run.batches():
         loss = run.backward([batch], loss_of)
         run.update()
@@ -50,6 +52,18 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         if run.saves:
             run.save()
     run.end()
+
+
+def head(model: str, tokenizer: str) -> dict[str, Any]:
+    """What the model's configuration needs for CTC."""
+    options: dict[str, Any] = {"ctc_zero_infinity": True}  # of texts too long for their sounds
+    begin, _, alphabet = tokenizer.partition(":")
+    tokens = 2 + len({*alphabet})  # as the recipe numbers characters
+    has = AutoConfig.from_pretrained(model).vocab_size
+    if begin == "characters" and tokens > has:
+        training.report(f"the model has {has} outputs: new ones for {tokens} tokens, to be trained")
+        options |= {"vocab_size": tokens, "ignore_mismatched_sizes": True}
+    return options
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:

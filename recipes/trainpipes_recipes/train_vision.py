@@ -33,7 +33,8 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         batch_size=args.batch_size, packed=args.packed,
     )  # fmt: skip
     model = training.model_of(AutoModelForImageTextToText, args)
-    run = training.Training(args, model, pipe.repeat(), betas=(0.9, 0.95))
+    # Rows may have no pictures, and towers have layers whose outputs are not used.
+    run = training.Training(args, model, pipe.repeat(), find_unused=True, betas=(0.9, 0.95))
     for micro in run.batches(args.accumulate):
         loss = training.mean_loss(run, micro)
         run.update()

@@ -62,17 +62,21 @@ def start() -> None:
     torch.manual_seed(0)
 
 
-def model_of(kind: Any, args: argparse.Namespace) -> Any:
+def model_of(kind: Any, args: argparse.Namespace, **options: Any) -> Any:
     """The model that ``--model`` names, or one of its config with random weights."""
     from transformers import AutoConfig
 
     if args.scratch:
-        return kind.from_config(AutoConfig.from_pretrained(args.model))
-    return kind.from_pretrained(args.model, dtype=torch.float32)
+        return kind.from_config(AutoConfig.from_pretrained(args.model, **options))
+    return kind.from_pretrained(args.model, dtype=torch.float32, **options)
 
 
 class Training:
     """A model, its optimizer and its data, from the newest checkpoint on.
+
+    Args:
+        find_unused: whether a rank's batch may leave parameters unused, which ranks wait for otherwise.
+        options: of AdamW.
 
     Attributes:
         model: on the device.
@@ -82,11 +86,18 @@ class Training:
     """
 
     def __init__(
-        self, args: argparse.Namespace, model: Any, pipe: tp.Pipeline, **options: Any
+        self,
+        args: argparse.Namespace,
+        model: Any,
+        pipe: tp.Pipeline,
+        find_unused: bool = False,
+        **options: Any,
     ) -> None:
         self.args, self.model = args, model.to(DEVICE).train()
         self.loader = tp.Loader(pipe.to(DEVICE), num_workers=args.num_workers, pin_memory=CUDA)
-        self.parallel = DistributedDataParallel(model) if RANKS > 1 else model
+        self.parallel = model
+        if RANKS > 1:
+            self.parallel = DistributedDataParallel(model, find_unused_parameters=find_unused)
         self.optimizer = torch.optim.AdamW(model.parameters(), args.lr, **options)
         warmup = int(WARMUP * args.steps)
         rate = partial(share_of_rate, warmup, args.steps)
@@ -96,6 +107,7 @@ class Training:
             "model": model, "optimizer": self.optimizer, "schedule": schedule, "loader": self.loader
         }  # fmt: skip
         self.step = resume(args.output, self.parts)
+        self.norms = torch.zeros((), device=DEVICE)  # the sum of all, looked at now and then
 
     def batches(self, count: int = 1) -> Iterator[list[Any]]:
         """So many batches for each step, until the last one."""
@@ -117,7 +129,9 @@ class Training:
         return total
 
     def update(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.norms += torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        if self.logs or self.saves:
+            require_finite(self.norms, self.step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()
@@ -137,7 +151,18 @@ class Training:
         if RANK == 0:
             self.model.save_pretrained(self.args.output / "model")
         if RANKS > 1:
+            # It may hold the group last, and wait for gloo's threads for ever (torch 2.13).
+            del self.parallel.logger, self.parallel.reducer
             dist.destroy_process_group()
+
+
+def require_finite(norm: Tensor, step: int) -> None:
+    """Raise if gradients were not finite, which the weights would not be then: alike on all ranks."""
+    if not norm.isfinite():
+        way = "go on from the last checkpoint with a lower --lr, or without the rows that cause it"
+        raise FloatingPointError(
+            f"gradients must be finite, got a norm of {norm.item()} by step {step}; {way}"
+        )
 
 
 def share_of_rate(warmup: int, steps: int, step: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from elastic.test_docs_examples import TORCH_ABORTS
 from launch import Launch
+from recipes.test_speech import small_ears
 from trainpipes_recipes import demo, samples
 from trainpipes_recipes.demo import Step, log_steps, read_log
 
@@ -88,3 +90,50 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
     found = read_log(tmp_path / "one" / "log.jsonl")
     assert [step.number for step in found] == [*range(1, STEPS + 1)]
     assert [step.batch for step in found[saved:]] == whole[2 * saved :][: STEPS - saved]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    samples.write_samples(folder, every=40)
+    small_ears(layerdrop=0.5).save_pretrained(folder / "drops")
+    return folder
+
+
+def trained(data: Path, folder: Path, script: str, ranks: int, *options: str) -> list[list[Step]]:
+    """What ranks log that train on few rows at a time."""
+    given = {
+        "train_vision": f"--scratch --model {data}/sight --processor {data}/processor --max-length 128 "
+        f"--files {data}/scenes.jsonl --steps 6",
+        "train_speech": f"--ctc --scratch --model {data}/drops --files {data}/speech.jsonl --steps 20 "
+        "--max-seconds 1 --tokenizer characters:ab",
+    }[script].split()
+    given += ["--batch-size", "1", "--lr", "0.01", "--output", str(folder), *options]
+    if ranks == 1:
+        log_steps(script, given)
+        return [read_log(folder / "log.jsonl")]
+    launch = Launch(Path(demo.__file__), ranks, folder / "said", script, *given, trains=True)
+    assert launch.wait(200) == 0 or TORCH_ABORTS in launch.said(), launch.said()
+    return logs(folder)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("torch_as_before")
+@pytest.mark.filterwarnings("ignore:.*no target:UserWarning")
+def test_a_rank_whose_rows_have_no_pictures_trains_as_one_process_does(
+    data: Path, tmp_path: Path
+) -> None:
+    two = trained(data, tmp_path / "two", "train_vision", 2, "--accumulate", "2")
+    (one,) = trained(data, tmp_path / "one", "train_vision", 1, "--accumulate", "4")
+    assert [step.number for step in one] == [*range(1, 7)]
+    for whole, *parts in zip(one, *two, strict=True):
+        assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("torch_as_before")
+def test_ranks_may_drop_other_layers(data: Path, tmp_path: Path) -> None:
+    for steps in trained(data, tmp_path / "run", "train_speech", 2):
+        assert [step.number for step in steps] == [*range(1, 21)]
+        assert all(math.isfinite(step.loss) for step in steps)

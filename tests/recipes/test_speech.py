@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -197,23 +198,55 @@ def test_labels_leave_the_start_to_whisper(manifest: Path) -> None:
     assert shifted[0].tolist() == [1, 2, 3, 4, 0, 0, 0]
 
 
+def trained(manifest: Path, folder: Path, ears: Any, tokenizer: str, steps: int) -> list[Any]:
+    """Train with CTC; the batch of each step and its loss."""
+    from trainpipes_recipes import train_speech
+
+    ears.save_pretrained(folder / "ears")
+    found: list[Any] = []
+    with torch_as_before():
+        train_speech.main(
+            [
+                "--model", f"{folder}/ears", "--scratch", "--ctc", "--tokenizer", tokenizer, "--files",
+                str(manifest), "--output", f"{folder}/run", "--steps", str(steps), "--batch-size", "1",
+            ],
+            on_step=lambda step, batches, loss: found.append((batches[0], loss)),
+        )  # fmt: skip
+    return found
+
+
 @pytest.mark.parametrize("norm", ["group", "layer"])
 def test_training_gives_a_mask_to_models_that_were_trained_with_one(
     norm: str, manifest: Path, tmp_path: Path
 ) -> None:
-    from trainpipes_recipes import train_speech
+    ((batch, _),) = trained(manifest, tmp_path, small_ears(feat_extract_norm=norm), ALPHABET, 1)
+    assert {*batch} == {"input_values", "labels"} | (
+        {"attention_mask"} if norm == "layer" else set()
+    )
 
-    small_ears(feat_extract_norm=norm).save_pretrained(tmp_path / "ears")
-    keys: list[set[str]] = []
-    with torch_as_before():
-        train_speech.main(
-            [
-                "--model", f"{tmp_path}/ears", "--scratch", "--ctc", "--tokenizer", ALPHABET, "--files",
-                str(manifest), "--output", f"{tmp_path}/run", "--steps", "1", "--batch-size", "1",
-            ],
-            on_step=lambda step, batches, loss: keys.append({*batches[0]}),
-        )  # fmt: skip
-    assert keys == [{"input_values", "labels"} | ({"attention_mask"} if norm == "layer" else set())]
+
+def test_a_text_too_long_for_its_sound_spoils_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "0.wav").write_bytes(encoded(tone(0.3, 8000), 8000))
+    rows = [{"audio": "0.wav", "text": "abc" * (60 if n % 4 == 3 else 1)} for n in range(40)]
+    (tmp_path / "speech.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = trained(tmp_path / "speech.jsonl", tmp_path, small_ears(), ALPHABET, 12)
+    losses = [loss.item() for _, loss in found]
+    assert [loss == 0 for loss in losses] == [batch["labels"].numel() > 100 for batch, _ in found]
+    assert 0 < sum(loss == 0 for loss in losses) < 12
+    assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("letters", ["abc ", "abcdefgh "])
+def test_a_model_has_an_output_for_each_character(
+    letters: str, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCTC
+
+    outputs = max(6, 2 + len(letters))
+    trained(manifest, tmp_path, small_ears(), f"characters:{letters}", 1)
+    assert AutoModelForCTC.from_pretrained(tmp_path / "run/model").config.vocab_size == outputs
+    said = f"the model has 6 outputs: new ones for {outputs} tokens, to be trained"
+    assert (said in capsys.readouterr().out) == (outputs > 6)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 
 import trainpipes as tp
@@ -202,6 +203,32 @@ def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
         )
     assert (batch["labels"] != -100).sum() == count
     torch.testing.assert_close(train_pretrain.loss_of(model, batch), total / count)
+
+
+def test_gradients_that_are_not_finite_end_a_run_before_it_is_saved(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainpipes_recipes import train_images
+
+    plain, losses = train_images.loss_of, iter([1.0, 1.0, math.nan, 1.0])
+    monkeypatch.setattr(train_images, "loss_of", lambda *given: plain(*given) * next(losses))
+    with pytest.raises(FloatingPointError, match=r"finite, got a norm of nan by step 4; go on fro"):
+        train("train_images", "--steps", "4", "--save-every", "2")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000002.pt"]
+
+
+def test_ranks_let_go_of_their_model_before_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that holds the group last may wait for its threads for ever."""
+    given = ["--files", "none", "--output", f"{tmp_path}/run"]
+    args = training.parser_of("", 0.1, 1, model=False).parse_args(given)
+    monkeypatch.setattr(training, "RANKS", 2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    run = training.Training(args, small_model("sdpa"), tp.from_dataset([1]).batch(1))
+    run.end()
+    assert not dist.is_initialized()
+    assert not {"logger", "reducer"} & vars(run.parallel).keys()
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
