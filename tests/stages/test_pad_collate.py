@@ -466,6 +466,27 @@ class TestRowsThatAreDicts:
     def test_are_judged_by_their_values(self, values: Any, found: Any) -> None:
         assert same(collated([{"a": value} for value in values])[0]["a"], found)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+    def test_keep_dtypes_that_numpy_has_not(self, dtype: torch.dtype) -> None:
+        x = torch.arange(4.0)
+        rows = tp.from_tensors(number=x.to(dtype), even=x.reshape(4, 1, 1).to(dtype))
+        made = rows.map(
+            lambda row: row | {"list": row["number"].repeat(1 + int(row["number"]) % 2)}
+        )
+        chosen = made.select(["list", "number", "even"])
+        for pipe in (made.batch(4), chosen.batch(4), made.batch(4).map(list)):
+            batch = next(iter(pipe.pad_collate(value=7)))
+            assert {values.dtype for values in batch.values()} == {dtype}
+            assert torch.equal(batch["number"].float(), x)
+            assert torch.equal(batch["even"].float(), x.reshape(4, 1, 1))
+            assert batch["list"].tolist() == [[0, 7], [1, 1], [2, 7], [3, 3]]
+        for options in ({"dtype": torch.float32}, {"columns": {"list": {"dtype": torch.float32}}}):
+            batch = next(iter(made.batch(4).pad_collate(**options)))
+            assert batch["list"].dtype == torch.float32
+        if dtype == torch.float8_e4m3fn:
+            with pytest.raises(ConfigError, match=r"padded with 500, which .*float8_e4m3fn"):
+                next(iter(made.batch(4).pad_collate(value=500)))
+
     @pytest.mark.parametrize(
         ("values", "error", "row", "message"),
         [

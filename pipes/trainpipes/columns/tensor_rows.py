@@ -86,6 +86,12 @@ FOREIGN = {torch.bfloat16} | {
 }
 
 
+def foreign_dtype(values: Any) -> torch.dtype | None:
+    """The dtype that all tensors of a list have, if NumPy does not have it."""
+    dtypes = {getattr(v, "dtype", None) for v in values} if isinstance(values, list) else set()
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= FOREIGN else None
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     if not is_plain(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.columns.arrays import dtype_of, is_list, is_number
+from trainpipes.columns.tensor_rows import FOREIGN
 from trainpipes.errors import shown
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
@@ -52,7 +53,7 @@ class NoColumn(Exception):
 def as_array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
+    if value.dtype in FOREIGN:  # float32 holds all of their values
         value = value.float()
     return value.numpy(force=True)
 
@@ -358,6 +359,7 @@ class SchemaFinder:
     Args:
         ragged: None, or the columns whose arrays ``[n]`` may differ in length later; all others whose
             arrays all have the same length so far are lists of that length.
+        lossless: refuse tensors of dtypes that columns hold as float32.
 
     >>> finder = SchemaFinder()
     >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])
@@ -368,9 +370,9 @@ class SchemaFinder:
     [DataType(double), ListType(list<item: string>)]
     """
 
-    def __init__(self, ragged: Collection[str] | None = None) -> None:
+    def __init__(self, ragged: Collection[str] | None = None, lossless: bool = False) -> None:
         self._types: dict[str, pa.DataType] = {}
-        self._ragged = ragged
+        self._ragged, self._lossless = ragged, lossless
         self._lengths: dict[str, set[int]] = {}  # of arrays [n]; 0 for other values
         self.rows = 0
 
@@ -379,6 +381,10 @@ class SchemaFinder:
             for name, value in columns_in(row, number).items():
                 known = self._types.get(name, pa.null())
                 try:
+                    if self._lossless and getattr(value, "dtype", None) in FOREIGN:
+                        raise NoColumn(
+                            f"a tensor of {value.dtype}, which Arrow columns cannot hold"
+                        )
                     self._types[name] = unite(known, type_of(value))
                 except NoColumn as error:
                     problem = f"has in {name!r} {error}: {shown(value, 60)}"

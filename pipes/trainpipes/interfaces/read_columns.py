@@ -336,7 +336,9 @@ def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str) -> 
     raise BadCell(row, f"holds {flat[places[0]]}, which {kind} cannot hold{way and f'; {way}'}")
 
 
-def limits(kind: np.dtype[Any]) -> tuple[float, float]:
+def limits(kind: np.dtype[Any] | torch.dtype) -> tuple[float, float]:
+    if isinstance(kind, torch.dtype):
+        return torch.finfo(kind).min, torch.finfo(kind).max
     if kind.kind == "b":
         return 0, 1
     if kind.kind == "f":
@@ -388,8 +390,7 @@ def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
     """A column as numbers: lists, numbers or arrays; or something else."""
     with naming(name, caller, ids):
         if isinstance(column, torch.Tensor):
-            # NumPy has no bfloat16, and float32 holds all of its values.
-            return Even((column.float() if column.dtype == torch.bfloat16 else column).numpy())
+            return Even(as_array(column))
         return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
 
 

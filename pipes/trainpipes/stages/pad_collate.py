@@ -21,7 +21,7 @@ from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows, batches_of, late_if_small
+from trainpipes.columns.tensor_rows import TensorRows, batches_of, foreign_dtype, late_if_small
 from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import read_columns
@@ -44,6 +44,13 @@ class Writer(NamedTuple):
 
     row_bytes: float
     cut: Callable[[IntArray | None, IntArray], Cut]
+
+    def to(self, name: str, dtype: torch.dtype) -> Writer:
+        def cut(index: IntArray | None, bounds: IntArray) -> Cut:
+            make = self.cut(index, bounds)
+            return lambda k: (batch := make(k)) | {name: batch[name].to(dtype)}
+
+        return self._replace(cut=cut)
 
 
 # What is asked of columns
@@ -128,6 +135,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     - lists of fixed-size lists of n numbers, arrays ``[L, n]`` of any L: ``[B, L, n]``, with the same dtypes
     - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
     - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
+    - bfloat16 and float8: the same, but float32 where a stage before works on Arrow columns
     - anything else (strings, times, structs): a list of B Python objects
 
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
@@ -338,19 +346,17 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     def _cut(self, writers: Sequence[Writer], index: IntArray | None, bounds: IntArray) -> Cut:
         cuts = [writer.cut(index, bounds) for writer in writers]
-        packed = self._pack is not None
 
         def make(k: int) -> dict[str, Any]:
             batch = {name: values for cut in cuts for name, values in cut(k).items()}
-            if packed and "segment_ids" in batch:
+            if self._pack is not None and "segment_ids" in batch:
                 add_sequences(batch)
             return batch
 
         return make
 
     def _writers(self, columns: Mapping[str, Any], ids: IntArray) -> list[Writer]:
-        present = list(columns)
-        lengths = self.lengths or {}
+        present, lengths = list(columns), self.lengths or {}
         need_columns(present, [*self._rules, *self._masks, *lengths], self)
         masks = dict(self._masks)
         asked = self.mask is not None or self._rule_of("input_ids").mask is not None
@@ -358,10 +364,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted({*masks.values(), *lengths.values()} & {*present})
         if taken:
-            way = "give the mask another name"
-            raise read_columns.refused(
-                self, f": the rows have a column {taken[0]!r} already; {way}"
-            )
+            said = f": the rows have a column {taken[0]!r} already; give the mask another name"
+            raise read_columns.refused(self, said)
         writers: list[Writer] = []
         for name, values in columns.items():
             with read_columns.naming(name, self, ids):
@@ -381,24 +385,27 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             column = read_columns.Ragged(
                 column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64)
             )
-        if not isinstance(column, read_columns.Ragged) and named is not None:
+        lengths = column.lengths if isinstance(column, read_columns.Ragged) else None
+        if lengths is None and named is not None:
             raise _no_mask(named)
         if isinstance(column, read_columns.Opaque):
             return _object_writer(name, column.values)
-        ragged = isinstance(column, read_columns.Ragged)
-        dtype = self._dtype(name, column.values, ragged)
-        lengths = column.lengths if isinstance(column, read_columns.Ragged) else None
+        dtype = self._dtype(name, column.values, lengths is not None)
+        rule, asks = self._rule_of(name), self.dtype.is_floating_point
+        foreign = None if asks or rule.dtype is not None else foreign_dtype(values)
         read_columns.check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
-            return _even_writer(name, column.values, dtype)
-        rule, value = self._rule_of(name), self._pad_value(name, dtype, column.values)
-        rows = RaggedRows(
-            column.values, np.cumsum(lengths) - lengths, lengths, value,
-            dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
-            padding_side=rule.padding_side or self._side_below,
-            truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
-        )  # fmt: skip
-        return _ragged_writer(name, rows, mask, length)
+            writer = _even_writer(name, column.values, dtype)
+        else:
+            value = self._pad_value(name, dtype, column.values, foreign)
+            rows = RaggedRows(
+                column.values, np.cumsum(lengths) - lengths, lengths, value,
+                dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
+                padding_side=rule.padding_side or self._side_below,
+                truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
+            )  # fmt: skip
+            writer = _ragged_writer(name, rows, mask, length)
+        return writer if foreign is None else writer.to(name, foreign)
 
     @made_once
     def _looked_at(self) -> set[str]:
@@ -416,7 +423,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         wide = padded and dtype.kind == "f" and dtype.itemsize > 2
         return np.dtype(np.float32) if wide else dtype
 
-    def _pad_value(self, name: str, dtype: np.dtype[Any], values: Array) -> float:
+    def _pad_value(self, name: str, dtype: Any, values: Array, foreign: Any) -> float:
         column_value = self._rules[name].value if name in self._rules else None
         value = FIXED.get(name, self.value) if column_value is None else column_value
         tokenize = self._id_columns.get(name)
@@ -427,10 +434,10 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         if column_value is None and value != IGNORED and name not in self._looked_at:
             self._looked_at.add(name)
             warn_of_padded_labels(self, name, values, value)
-        least, most = read_columns.limits(dtype)
+        least, most = read_columns.limits(dtype if foreign is None else foreign)
         fits = least <= value <= most or (dtype.kind == "f" and not abs(value) < float("inf"))
         if not fits or (dtype.kind != "f" and value % 1):
-            said = f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold"
+            said = f"{self}: column {name!r} is padded with {value}, which {foreign or dtype} cannot hold"
             raise ConfigError(f"{said}; give columns={{{name!r}: {{'value': …}}}}")
         return value
 

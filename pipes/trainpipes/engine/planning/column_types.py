@@ -111,7 +111,7 @@ class ColumnTypes:
         made_of: Callable[[Block], Block] | None = None,
         typed: Collection[str] = (),
         whole: Inputs | None = None,
-        ragged: Collection[str] | None = None,
+        **how: Any,
     ) -> pa.Schema:
         """The schema of rows after some stages.
 
@@ -121,7 +121,7 @@ class ColumnTypes:
             made_of: makes Python rows of those after the stages.
             typed: columns whose types are known from elsewhere.
             whole: the mix that the pipeline is part of, for messages.
-            ragged: see ``SchemaFinder``.
+            how: see ``SchemaFinder``.
 
         Raises:
             SchemaError: a row makes no columns, or does not fit those before it; or a column has no type
@@ -131,13 +131,13 @@ class ColumnTypes:
         if isinstance(inputs.source, RowMixture):
             found = {
                 name: ColumnTypes(part).find(
-                    steps, caller, cure, made_of, whole=whole or inputs, ragged=ragged
+                    steps, caller, cure, made_of, whole=whole or inputs, **how
                 )
                 for name, part, steps in self._parts_of_mix(inputs.source, below)
             }
             with_rows = {name: schema for name, schema in found.items() if schema.names}
             return inputs.source.united(with_rows or found, caller)
-        finder, source, typed = SchemaFinder(ragged), _FirstRows(inputs, caller), set(typed)
+        finder, source, typed = SchemaFinder(**how), _FirstRows(inputs, caller), set(typed)
         runs = source.runs()
         try:
             for run in _runs(runs, below):
@@ -345,7 +345,8 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         inputs: Inputs = self._inputs
         steps, cached_steps = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
-        find = partial(ColumnTypes(inputs).find, below, self.caller, ragged=self.ragged)
+        how: Any = {"ragged": self.ragged, "lossless": self.may_stay}
+        find = partial(ColumnTypes(inputs).find, below, self.caller, **how)
         cached = inputs.cached_blocks if len(below) < cached_steps else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
