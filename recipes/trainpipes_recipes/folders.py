@@ -19,16 +19,13 @@ from trainpipes.columns.arrays import is_text, one_chunk
 from trainpipes.columns.run import Run
 from trainpipes.filesystems.systems import open_system
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.sources.files.folders import has_magic, hidden
+from trainpipes.sources.files.folders import VIDEOS, has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
 
 __all__ = ["OwnFolders", "folder_of", "in_folders", "metadata_in", "rooted", "texts_in_folders"]
 
 #: Tables of a folder that list its files, as Hugging Face's ImageFolder takes them.
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-
-#: How names of videos end.
-ENDS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
 
 
 def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str | None:
@@ -75,10 +72,10 @@ def in_folders(
     if not system.isdir(root):
         return None
     found = [name[len(root) :].lstrip("/") for name in sorted(system.find(root))]
-    found = [name for name in found if not any(map(hidden, name.split("/")))]
-    names = [name for name in found if "/" in name and name.lower().endswith(ENDS)]
+    found = [name for name in found if not any(hidden(part, True) for part in name.split("/"))]
+    names = [name for name in found if "/" in name and name.lower().endswith(VIDEOS)]
     if not names:
-        if found and not any(name.lower().endswith(ENDS) for name in found):
+        if found and not any(name.lower().endswith(VIDEOS) for name in found):
             return None
         way = "put each class into a folder of its own"
         raise MissingFilesError(f"{recipe}: {os.fspath(files)} has no videos in folders: {way}")

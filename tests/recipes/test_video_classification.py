@@ -22,12 +22,12 @@ from video_fixtures import video
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
     for n in range(14):
-        path = folder / ["run", "jump", "sit"][n % 3] / f"{n:02}.mp4"
+        path = folder / ["run", "jump", "sit"][n % 3] / f"{'_' * (n == 13)}{n:02}.mp4"
         path.parent.mkdir(exist_ok=True)
         shade = [np.full((24, 32, 3), 12 * n + k, np.uint8) for k in range(12)]
         path.write_bytes(video(shade, codec="mpeg4", rate=10, gop=5))
     (folder / "run" / "notes.txt").write_text("no video")
-    for hidden in (".ipynb_checkpoints/00.mp4", "_old/01.mp4", "run/._00.mp4"):
+    for hidden in (".ipynb_checkpoints/00.mp4", "__MACOSX/01.mp4", "run/._00.mp4"):
         (folder / hidden).parent.mkdir(exist_ok=True)
         (folder / hidden).write_bytes(b"no video")
     return folder
@@ -61,7 +61,7 @@ def test_training_draws_clips_and_resumes_exactly(clips: Path) -> None:
 
 
 def test_the_same_comes_of_tables_rows_and_servers(clips: Path) -> None:
-    paths = sorted(str(path.relative_to(clips)) for path in clips.rglob("[0-9]*.mp4"))
+    paths = sorted(str(path.relative_to(clips)) for path in clips.rglob("[_0-9]*.mp4"))
     paths = [path for path in paths if path[0] not in "._"]
     kinds = [path.partition("/")[0] for path in paths]
     table = tp.from_arrow(pa.table({"path": paths, "class": kinds}))
@@ -86,7 +86,7 @@ def test_the_same_comes_of_tables_rows_and_servers(clips: Path) -> None:
 
 def test_paths_of_a_table_begin_at_its_folder(clips: Path) -> None:
     lines = [
-        f"{path.relative_to(clips)},{path.parent.name}" for path in clips.glob("[a-z]*/[0-9]*.mp4")
+        f"{path.relative_to(clips)},{path.parent.name}" for path in clips.glob("[a-z]*/[_0-9]*.mp4")
     ]
     (clips / "a.csv").write_text("\n".join(["path,class", *sorted(lines)[:5]]))
     (clips / "b.csv").write_text("\n".join(["path,class", *sorted(lines)[5:]]))

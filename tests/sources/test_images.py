@@ -90,6 +90,17 @@ def test_classes_and_order_are_those_of_image_folder(tmp_path):
     assert rows[0]["bytes"] == b"content of cat/a.webp"
 
 
+@pytest.mark.parametrize("pattern", ["", "*/*.*", "*/*", "*/*.[jJ]*", "*"])
+def test_names_may_begin_as_cameras_and_classes_of_others_do(tmp_path: Path, pattern: str) -> None:
+    tree(tmp_path, ["cat/a.jpg", "cat/_DSC1.jpg", "dog/_MG_2.JPG", "_other/_c.jpg"])
+    expected = image_folder(tmp_path)
+    tree(tmp_path, ["cat/_SUCCESS", "cat/.a.jpg", "__MACOSX/cat/._a.jpg", "_made/_x"])
+    tree(tmp_path / "_unfinished", ["x/y.jpg"])
+    rows = tp.read_images(f"{tmp_path}/{pattern}")
+    assert [(row["path"], row["label"]) for row in rows] == expected
+    assert len(list(tp.read_images(f"{tmp_path}/**/*.jpg"))) == 3
+
+
 @pytest.mark.parametrize("folder", ["~/pets", "file://{home}/pets", "{home}/../{name}/pets/"])
 def test_a_class_is_a_folder_below_the_listed_one_however_that_is_written(
     folder, tmp_path, monkeypatch

@@ -35,6 +35,7 @@ from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import ReadingSource
 from trainpipes.sources.files import list_files
 from trainpipes.sources.files.file_bytes import without
+from trainpipes.sources.files.folders import IMAGES
 from trainpipes.sources.files.formats import is_of_content, reason
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.mapped_rows import is_memmap
@@ -280,7 +281,6 @@ class FileBlocks(RowSource):
         return lines
 
 
-IMAGES = ".jpg .jpeg .jpe .jfif .png .webp .gif .avif .bmp .tif .tiff .ppm .pgm .jp2"
 #: What reads files, by the ends of their names.
 READERS = {
     "read_parquet": (".parquet", ".pq"),
@@ -290,7 +290,7 @@ READERS = {
     "read_text": (".txt", ".text", ".md"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
-    "read_images": tuple(IMAGES.split()),
+    "read_images": IMAGES,
 }
 #: Ends of the names of compressed files, after those of the format, and the readers of such files.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")

@@ -27,6 +27,7 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes import errors
 from trainpipes._internal.checks import refuse_special
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import Progress
 from trainpipes.filesystems.places import MANIFEST, OURS, WORK
@@ -39,11 +40,22 @@ log = logging.getLogger("trainpipes")
 DELTA_LOG, METADATA = "_delta_log", ".metadata.json"
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
+#: How names of pictures, videos and sounds end. Those of cameras may begin with "_".
+IMAGES = tuple(".jpg .jpeg .jpe .jfif .png .webp .gif .avif .bmp .tif .tiff .ppm .pgm .jp2".split())
+VIDEOS = tuple(".mp4 .m4v .mov .mkv .webm .avi .mpg .mpeg .ts .flv .gif".split())
+MEDIA = (*IMAGES, *VIDEOS, ".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff")
+#: Folders that hold none, though their names begin as those of classes may.
+NO_CLASSES = (MANIFEST, WORK, DELTA_LOG, "__MACOSX")
 
 
-def hidden(name: str) -> bool:
-    """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``; not the partition ``_lang=en``."""
-    return name[:1] == "." or name == "lost+found" or (name[:1] == "_" and "=" not in name)
+def hidden(name: str, among_media: bool = False) -> bool:
+    """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``; not the partition ``_lang=en``, nor
+    a picture ``_DSC1.jpg``, nor a folder ``_other`` of such files.
+    """
+    if name[:1] != "_":
+        return name[:1] == "." or name == "lost+found"
+    data = "=" in name or name.lower().endswith(MEDIA)
+    return not data and (not among_media or name in NO_CLASSES)
 
 
 def check_outputs(tree: Folders, folder: str, files: Iterable[str], marks: Collection[str]) -> None:
@@ -109,6 +121,8 @@ class Wanted:
     >>> pattern = Wanted("d", ("*.txt",), (".txt",))
     >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
     [True, False, True]
+    >>> [Wanted("d", (), (end,)).stands_for("d/_x/_1.jpg") for end in (".jpg", "")]
+    [True, False]
     """
 
     root: str
@@ -123,10 +137,16 @@ class Wanted:
         for n in reached:
             part = self.parts[n] if 0 <= n < len(self.parts) else None
             if part is not None and part != "**":
-                steps |= {n + 1} if _fits(name, part) else set()
-            elif not hidden(name):
+                steps |= {n + 1} if _fits(name, part, self._of_media) else set()
+            elif not hidden(name, self._of_media):
                 steps |= {BELOW} if part is None else {n, n + 1}
         return self._without_folders(steps)
+
+    @cached_property
+    def _of_media(self) -> bool:
+        """Whether all files that are wanted are pictures, videos or sounds."""
+        by_name = bool(self.parts) and self.parts[-1].lower().endswith(MEDIA)
+        return by_name or (bool(self.suffixes) and all(e.endswith(MEDIA) for e in self.suffixes))
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
         """Also the part after a ``**``, which may stand for no folder."""
@@ -142,9 +162,8 @@ class Wanted:
         return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
 
     def holds(self, reached: frozenset[int], path: str) -> bool:
-        return len(self.parts) in reached or (
-            BELOW in reached and path.lower().endswith(self.suffixes)
-        )
+        matched = len(self.parts) in reached and _fits(path.rpartition("/")[2], self.parts[-1])
+        return matched or (BELOW in reached and path.lower().endswith(self.suffixes))
 
     def stands_for(self, path: str) -> bool:
         names, root = names_in(path), names_in(self.root)
@@ -156,10 +175,10 @@ class Wanted:
         return self.holds(reached, path)
 
 
-def _fits(name: str, part: str) -> bool:
+def _fits(name: str, part: str, among_media: bool = False) -> bool:
     if not has_magic(part):
         return name == part
-    return fnmatchcase(name, part) and (part[0] in "._" or not hidden(name))
+    return fnmatchcase(name, part) and (part[0] in "._" or not hidden(name, among_media))
 
 
 #: Requests to a store at once.
