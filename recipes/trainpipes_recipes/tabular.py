@@ -90,9 +90,9 @@ def tabular(
 
     Args:
         label: column to predict; by default the first of ``trainpipes_recipes.inputs.LABELS``.
-        numbers: columns of numbers, dates and times; by default all of them that are not named elsewhere,
-            without the index that pandas writes: a column without a name, "Unnamed: 0" or
-            "__index_level_0__".
+        numbers: columns of numbers, dates and times; by default all of them that are not named elsewhere
+            (``valid``, ``key`` and ``weights``, too), without the index that pandas writes: a column
+            without a name, "Unnamed: 0" or "__index_level_0__".
         categories: columns of texts, integers, bools, or lists of these; by default those of texts, bools
             and lists that are not named elsewhere. Name integers that are ids here.
         train: False to evaluate: every row once, in file order; of those that ``valid`` says, if given.
@@ -132,12 +132,18 @@ def tabular(
     types = every.explain(world_size=1).columns
     numbers, categories = ([n] if isinstance(n, str) else n for n in (numbers, categories))
     by_type = numbers is None or categories is None
-    numbers, categories, lists = _features(types, label, numbers, categories)
-    if by_type:
-        log.info("tabular takes numbers from %.500s, categories from %.500s", numbers, categories)
     beside = _columns_of(valid) if isinstance(valid, list | tuple) else []
     beside += [key] if isinstance(key, str) else list(key or ())
     beside += [weights] if isinstance(weights, str) else []
+    others: list[str] = []  # that a model which is evaluated on other files does not take
+    if not train and valid is None and fitted is not None:
+        if not isinstance(fitted, FittedColumns):
+            fitted = FittedColumns.load(fitted)  # nothing here is to be fitted on
+        others = [n for n in types if n not in fitted.numbers and n not in fitted.categories]
+    named = [label, *beside, *others]
+    numbers, categories, lists = _features(types, named, numbers, categories)
+    if by_type:
+        log.info("tabular takes numbers from %.500s, categories from %.500s", numbers, categories)
     for name in (label, *numbers, *categories, *beside):
         if name not in types:
             raise SchemaError(f"tabular: there is no column {name!r}, only {list(types)}")
@@ -150,8 +156,6 @@ def tabular(
             "pass what it was fitted with, or valid=..., which says what of these rows is held out"
         )
         raise ConfigError(f"tabular(fitted) {rule}, got None; {way}")
-    if not train and valid is None and isinstance(fitted, str | os.PathLike):
-        fitted = FittedColumns.load(fitted)  # nothing here is to be fitted on
     whole = _fitted(
         training, fitted, numbers, categories, [] if is_float else [label], fit_rows, seed
     )
@@ -187,16 +191,20 @@ def tabular(
 
 
 class FloatLabels(TableStage):
-    """Refuses numbers to predict that are null or NaN."""
+    """Refuses numbers to predict that are null, NaN or infinite."""
 
     thread_safe = True
 
     column: str
 
     def apply(self, table: pa.Table) -> pa.Table:
-        if pc.any(pc.is_null(table[self.column], nan_is_null=True)).as_py():
-            way = "leave such rows out with filter(), or give them a label with map()"
+        values, said = table[self.column], None
+        if pc.any(pc.is_null(values, nan_is_null=True)).as_py():
             said = "holds a null or NaN, which is no label"
+        elif pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
+            said = "holds an infinite number, which is no label"
+        if said is not None:
+            way = "leave such rows out with filter(), or give them a label with map()"
             raise DataError(f"tabular: column {self.column!r} {said}: {way}")
         return table
 
@@ -222,10 +230,12 @@ class Stacked(BatchStage):
 
 
 def _features(
-    types: Mapping[str, str], label: str, numbers: Any, categories: Any
+    types: Mapping[str, str], named: Sequence[str], numbers: Any, categories: Any
 ) -> tuple[list[str], list[str], list[str]]:
-    """The columns of numbers and of categories, and which of the latter hold lists."""
-    taken = {label, *(numbers or ()), *(categories or ()), *INDEX}
+    """The columns of numbers and of categories, and which of the latter hold lists; ``named`` are the label
+    and others that are no features unless they are asked for.
+    """
+    taken = {*named, *(numbers or ()), *(categories or ()), *INDEX}
     taken |= {name for name, kind in types.items() if kind.startswith("struct")}
     free = {name: kind for name, kind in types.items() if name not in taken}
     if numbers is None:
@@ -233,7 +243,7 @@ def _features(
     if categories is None:
         known = (*CATEGORIES, *LISTS)
         categories = [name for name, kind in free.items() if kind.startswith(known)]
-    twice = sorted({*numbers} & {*categories} | {label} & {*numbers, *categories})
+    twice = sorted({*numbers} & {*categories} | {named[0]} & {*numbers, *categories})
     if twice or not (numbers or categories):
         got = f"{twice[0]!r} twice" if twice else "none"
         raise ConfigError(

@@ -105,6 +105,26 @@ def test_labels_are_classes_or_numbers_by_their_type(
     assert (ordered.dtype, ordered.tolist()) == (dtype, found)
 
 
+def test_columns_that_split_or_weigh_are_features_only_where_they_are_asked_for() -> None:
+    days = [datetime.date(2026, 1, n) for n in range(1, 9)]
+    columns = {"x": [0.5] * 8, "w": [1.0, 0.5] * 4, "user": range(8), "day": days}
+    rows = tp.from_arrow(pa.table({**columns, "city": list("abcdabcd"), "label": [1, 0] * 4}))
+    early = [["day", "<", "2026-01-07"]]
+    options: list[dict[str, Any]] = [
+        {"weights": "w"},
+        {"valid": 0.5, "key": ["user", "city"]},
+        {"valid": [early, [["city", "=", "a"]]], "weights": "w"},
+        {"valid": early, "weights": "w", "numbers": ["w", "day"]},
+        {"valid": early, "categories": ["user"]},
+    ]
+    found = [tabular(rows, **SMALL | {"num_shards": 1}, **more).peek() for more in options]
+    shapes = [
+        [batch[n].shape[1] if n in batch else 0 for n in ("numbers", "categories")]
+        for batch in found
+    ]
+    assert shapes == [[3, 1], [3, 0], [2, 0], [2, 1], [2, 1]]
+
+
 def test_rows_without_a_day_are_in_neither_part() -> None:
     days = [None, *(datetime.date(2026, 1, n) for n in range(1, 10))]
     rows = tp.from_arrow(pa.table({"day": days, "x": range(10), "label": [0, 1] * 5}))
@@ -200,11 +220,11 @@ def test_the_index_that_pandas_writes_is_no_number_to_learn_from(tmp_path: Path)
     ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["x"], "categories": ["x"]}, tp.ConfigError, "'x' twice"),
     ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["label"]}, tp.ConfigError, "'label' twice"),
     ({"labels": [["a"], []], "y": [0, 1]}, {"label": "y"}, tp.ConfigError, "another name than 'labels'"),
-    ({"x": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError, r"tabular\(key\) must be given with"),
+    ({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError, r"tabular\(key\) must be given with"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 1.0}, tp.ConfigError, r"above 0 and below 1, got 1.0"),
-    *(({"x": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError, r"tabular\(valid\) must be")
+    *(({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError, r"tabular\(valid\) must be")
       for valid in ([["x", "?", 1]], [], [[]], pc.field("x") > 1, {"x": 1})),
-    ({"x": [1, 2], "label": [0, 1]}, {"valid": [["x", ">", 0]]}, tp.DataError, "check what leaves rows out"),
+    ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["x"], "valid": [["x", ">", 0]]}, tp.DataError, "check what leaves rows out"),
     *(({"x": ["a", "b"], "label": [0, 1]}, option, tp.ConfigError, r"tabular\(m.*\) must be an integer of 1")
       for option in ({"max_size": -1}, {"max_size": 0}, {"min_count": 0})),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": [["q", ">", 1]]}, tp.SchemaError, "no column 'q'"),
@@ -217,6 +237,9 @@ def test_the_index_that_pandas_writes_is_no_number_to_learn_from(tmp_path: Path)
     *(({"x": [1, 2], "label": labels}, {"batch_size": 2, "num_shards": 1}, tp.DataError,
         r"'label' holds a null or NaN, which is no label.*row 1\)")
         for labels in ([0.5, math.nan], pa.array([1, math.nan], "float32"), [Decimal("0.5"), None])),
+    *(({"x": [1, 2], "label": pa.array([1, far], kind)}, {"batch_size": 2, "num_shards": 1}, tp.DataError,
+        r"'label' holds an infinite number, which is no label.*row 1\)")
+        for far, kind in ((math.inf, "float64"), (-math.inf, "float32"))),
     ({"x": [1, None], "label": [0, 1]}, {"nulls": "raise"}, tp.DataError, r"is null or NaN.*row 1\)"),
     ({"x": [b"a", b"b"], "label": [0, 1]}, {"categories": ["x"]}, tp.SchemaError, "must hold labels"),
 ])  # fmt: skip
