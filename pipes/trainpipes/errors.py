@@ -115,7 +115,7 @@ class SchemaError(DataError, TypeError):
 
 
 class DataChangedError(DataError, OSError):
-    """A file has changed since it was listed."""
+    """A file has changed since it was listed, or a dataset has other rows than at first."""
 
 
 class UnreachableError(TrainpipesError, OSError):

@@ -309,3 +309,51 @@ def test_ranks_that_one_process_starts_count_each_for_itself(
             process.kill()
             process.join()
     assert given_by(pipe) == epoch(1)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda rows: rows,
+        lambda rows: rows.shuffle(4, seed=0).repeat(2),
+        lambda rows: rows.shuffle(scope="global", seed=0),
+        lambda rows: rows.map(str, num_workers=2),
+        lambda rows: tp.concat(rows, tp.from_dataset([5])),
+        lambda rows: tp.mix({"a": rows, "b": tp.from_dataset([5])}, weights={"a": 1, "b": 1}),
+    ],
+    ids=["as they stand", "shuffle", "global", "workers", "concat", "mix"],
+)
+@pytest.mark.parametrize("way", [iter, tp.Loader], ids=["pipeline", "Loader"])
+def test_an_epoch_of_a_list_that_has_other_rows_than_at_first_is_refused(
+    way: Any, around: Any
+) -> None:
+    data = [*range(8)]
+    pipe = around(tp.from_dataset(data)).batch(4)
+    epoch = iter(pipe)
+    next(epoch)
+    data += range(8, 16)
+    list(epoch)  # goes on to its end
+    with pytest.raises(
+        tp.DataChangedError, match="has 16 rows, and had 8 when .* make the pipeline again"
+    ):
+        list(way(pipe))
+    del data[4:]
+    with pytest.raises(tp.DataChangedError, match="has 4 rows, and had 8"):
+        list(way(pipe))
+    assert len(list(tp.from_dataset(data).batch(4))) == 1
+
+
+def test_the_length_of_a_dataset_is_asked_for_once_a_pass() -> None:
+    class Counted(list[int]):
+        asked = 0
+
+        def __len__(self) -> int:
+            self.asked += 1
+            return super().__len__()
+
+    data = Counted(range(100))
+    pipe = tp.from_dataset(data).shuffle(20, seed=0).batch(2)
+    list(pipe)
+    before = data.asked
+    list(pipe)
+    assert data.asked == before + 1

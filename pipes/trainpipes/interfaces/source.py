@@ -216,6 +216,11 @@ class RowSource(ABC):
         before digests: a message names the first difference.
         """
 
+    def _check_length(self) -> None:  # noqa: B027  (most are of files, which are compared as they are read)
+        """Raise DataChangedError where there are more rows than when it was opened, or fewer: asked as a
+        pass begins.
+        """
+
     def block_key(self, block: int) -> Any:
         """What identifies a block's rows, of JSON types; None if nothing does."""
         return None

@@ -23,7 +23,7 @@ from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataError, shown
+from trainpipes.errors import ConfigError, DataChangedError, DataError, shown
 from trainpipes.interfaces import source
 from trainpipes.interfaces.options import as_table, identify, instead, show
 from trainpipes.interfaces.read_columns import blame
@@ -61,10 +61,9 @@ class FromIterable(Source, gives="objects", holds_data=True):
         factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
         way = instead(factory)
         self._require(not way, "factory", takes, way)
-        good = (callable(factory) or isinstance(factory, Iterable)) and not isinstance(
-            factory, Iterator
-        )
-        way = "an iterator is empty after one epoch" if isinstance(factory, Iterator) else ""
+        passes = isinstance(factory, Iterator)
+        good = not passes and (callable(factory) or isinstance(factory, Iterable))
+        way = "an iterator is empty after one epoch" if passes else ""
         self._require(good, "factory", takes, way and f"{way}: pass lambda: ... instead")
         is_set = isinstance(factory, set | frozenset)
         way = "not a set, whose order differs between processes: pass sorted(...)"
@@ -101,14 +100,8 @@ class IterableStream(source.RowStream):
                     "from_iterable(factory) must be a function that returns an iterable, and "
                     f"{show(self.factory)} returned {shown(iterable)}"
                 )
-            way = instead(iterable)
-            checks.require(
-                not way,
-                "from_iterable(factory)",
-                "a function that returns a fresh iterable",
-                iterable,
-                way,
-            )
+            way, rule = instead(iterable), "a function that returns a fresh iterable"
+            checks.require(not way, "from_iterable(factory)", rule, iterable, way)
         with callers.making_rows():
             items = iter(iterable)
         if items is self._items:
@@ -414,7 +407,14 @@ class IndexSource(source.NumberedRowsSource):
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(len(dataset))
-        self._name = _named(dataset)
+        self._dataset, self._name = dataset, _named(dataset)
+
+    def _check_length(self) -> None:
+        if (now := len(self._dataset)) != self.rows:
+            raise DataChangedError(
+                f"the dataset has {now:,} rows, and had {self.rows:,} when the pipeline first looked: make "
+                "the pipeline again"
+            )
 
     def slice(self, start: int, stop: int) -> Payload:
         return list(range(start, stop))

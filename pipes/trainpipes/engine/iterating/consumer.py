@@ -253,6 +253,8 @@ class Consumer:
             self._counted = [tally.numbers for tally in self.plan.tallies]
         if self._options.holds and self._held is None:
             self.hold()
+        if not self.position.m:
+            self.plan.inputs.check_lengths()
         items = self.items
         if self._workers is not None:
             self._workers.start()  # before threads are

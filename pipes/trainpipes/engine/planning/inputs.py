@@ -219,6 +219,13 @@ class Inputs:
         """Those of the pipelines that the source combines."""
         return [*self.mixed.values(), *getattr(self.source, "joined_inputs", ())]
 
+    def check_lengths(self) -> None:
+        """Raise DataChangedError where a source has another number of rows than when it was opened."""
+        for part in self.parts:
+            part.check_lengths()
+        if isinstance(self.source, RowSource):
+            self.source._check_length()
+
     @property
     def listed(self) -> RowSource:
         assert isinstance(self.source, RowSource)
