@@ -220,11 +220,14 @@ def test_the_index_that_pandas_writes_is_no_number_to_learn_from(tmp_path: Path)
     ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["x"], "categories": ["x"]}, tp.ConfigError, "'x' twice"),
     ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["label"]}, tp.ConfigError, "'label' twice"),
     ({"labels": [["a"], []], "y": [0, 1]}, {"label": "y"}, tp.ConfigError, "another name than 'labels'"),
-    ({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError, r"tabular\(key\) must be given with"),
+    ({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"key": "x"}, tp.ConfigError,
+        r"tabular\(key\) must be given with"),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": 1.0}, tp.ConfigError, r"above 0 and below 1, got 1.0"),
-    *(({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError, r"tabular\(valid\) must be")
+    *(({"x": [1, 2], "y": [1, 2], "label": [0, 1]}, {"valid": valid}, tp.ConfigError,
+        r"tabular\(valid\) must be")
       for valid in ([["x", "?", 1]], [], [[]], pc.field("x") > 1, {"x": 1})),
-    ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["x"], "valid": [["x", ">", 0]]}, tp.DataError, "check what leaves rows out"),
+    ({"x": [1, 2], "label": [0, 1]}, {"numbers": ["x"], "valid": [["x", ">", 0]]}, tp.DataError,
+        "check what leaves rows out"),
     *(({"x": ["a", "b"], "label": [0, 1]}, option, tp.ConfigError, r"tabular\(m.*\) must be an integer of 1")
       for option in ({"max_size": -1}, {"max_size": 0}, {"min_count": 0})),
     ({"x": [1, 2], "label": [0, 1]}, {"valid": [["q", ">", 1]]}, tp.SchemaError, "no column 'q'"),

@@ -41,8 +41,11 @@ DELTA_LOG, METADATA = "_delta_log", ".metadata.json"
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
 #: How names of pictures, videos and sounds end. Those of cameras may begin with "_".
-IMAGES = tuple(".jpg .jpeg .jpe .jfif .png .webp .gif .avif .bmp .tif .tiff .ppm .pgm .jp2".split())
-VIDEOS = tuple(".mp4 .m4v .mov .mkv .webm .avi .mpg .mpeg .ts .flv .gif".split())
+IMAGES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff", ".ppm",
+    ".pgm", ".jp2",
+)  # fmt: skip
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
 MEDIA = (*IMAGES, *VIDEOS, ".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff")
 #: Folders that hold none, though their names begin as those of classes may.
 NO_CLASSES = (MANIFEST, WORK, DELTA_LOG, "__MACOSX")
