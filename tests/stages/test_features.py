@@ -92,6 +92,24 @@ def test_what_is_no_number_is_named(values: Any, kind: Any, error: Any, said: st
         list(column(values, kind).normalize_columns(AGE))
 
 
+@pytest.mark.parametrize("fitted", ["us", "s", "ns", "date"])
+def test_dates_and_times_of_another_unit_are_what_they_were_to_the_fit(
+    fitted: str, tmp_path: Path
+) -> None:
+    days = pa.array([datetime(2026, 1, day) for day in (1, 2, 3)], pa.timestamp("ms"))
+    kinds = {unit: pa.timestamp(unit) for unit in ("s", "us", "ns")}
+    kinds |= {"date": pa.date32(), "date64": pa.date64()}
+    tp.from_arrow(pa.table({"age": days.cast(kinds[fitted])})).fit_columns("age").save(
+        tmp_path / "columns.json"
+    )
+    for kind in kinds.values():
+        pipe = tp.from_arrow(pa.table({"age": days.cast(kind)}))
+        found = [row["age"] for row in pipe.normalize_columns(tmp_path / "columns.json")]
+        assert found == pytest.approx([-1.2247, 0, 1.2247], abs=1e-3)
+    with pytest.raises(tp.ConfigError, match=r"of a unit among \['ns', .*got .*'h'"):
+        pipe.normalize_columns({"age": {"mean": 1, "std": 1, "unit": "h"}})
+
+
 def test_predictions_become_as_large_as_they_were() -> None:
     values = torch.tensor([12.0, 47.5, 60.25], dtype=torch.float64)
     rows = tp.from_tensors(age=values)
@@ -146,7 +164,21 @@ def test_nulls_are_0_unknown_values_1_and_known_ones_follow(
 ])  # fmt: skip
 def test_what_is_no_category_is_named(values: Any, kind: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
-        ids(values, ["a"], kind)
+        ids(values, ["a", 1], kind)
+
+
+@pytest.mark.parametrize(("values", "known", "said"), [
+    ([12, 7], ["01", "A2"], r"'x' holds int64, and its known values are texts: read it as text"),
+    ([True], ["true"], "'x' holds bool, and its known values are texts"),
+    ([[1], []], ["a"], r"'x' holds list<.*int64>, and its known values are texts"),
+    (["1", None], [1, 2], "'x' holds string, and its known values are integers: make integers"),
+])  # fmt: skip
+def test_values_of_a_type_that_no_known_one_has_are_refused(
+    values: Any, known: Any, said: str
+) -> None:
+    with pytest.raises(tp.SchemaError, match=said):
+        ids(values, known)
+    assert ids([None] * len(values), known, pa.array(values).type) in ([0] * len(values), [[], []])
 
 
 def test_a_column_that_is_not_there_is_named() -> None:

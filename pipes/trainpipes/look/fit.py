@@ -25,7 +25,7 @@ from trainpipes.look.lengths import Numbered, look_through
 from trainpipes.look.stats import AGAIN, ENDING, MOST_VALUES, ORDERING, ROWS, order_counts
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.features import FittedColumns, floats_of, refuse_infinite
+from trainpipes.stages.features import FittedColumns, floats_of, refuse_infinite, unit_of
 from trainpipes.stages.labels import LabelColumn
 from trainpipes.stages.order import Take
 
@@ -44,9 +44,11 @@ class Moments:
     nulls: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    unit: str | None = None  # of dates and times
 
     def add(self, column: Any) -> None:
-        numbers, missing = floats_of(column)
+        self.unit = self.unit or unit_of(column.type)
+        numbers, missing = floats_of(column, self.unit)
         refuse_infinite(numbers)
         self.nulls += int(missing.sum())
         values = numbers[~missing] if missing.any() else numbers
@@ -67,7 +69,7 @@ class Moments:
         self.mean += apart * len(values) / total
         self.count = total
 
-    def found(self, name: str) -> dict[str, float]:
+    def found(self, name: str) -> dict[str, Any]:
         if self.first is None:
             rule = f"fit_columns(numbers): column {name!r} must hold a number, got nulls only"
             raise DataError(f"{rule}; leave the column out")
@@ -75,7 +77,8 @@ class Moments:
         if std:
             digits = DIGITS - floor(log10(std))
             mean, std = round(mean, digits), round(std, digits)
-        return {"mean": mean, "std": std, "nulls": self.nulls}
+        unit = {} if self.unit is None else {"unit": self.unit}
+        return {"mean": mean, "std": std, "nulls": self.nulls, **unit}
 
 
 @dataclass

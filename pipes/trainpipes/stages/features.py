@@ -23,7 +23,7 @@ from trainpipes.columns.block import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, MissingFilesError, shown
 from trainpipes.filesystems.places import write_text
-from trainpipes.interfaces.read_columns import naming
+from trainpipes.interfaces.read_columns import naming, refused
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
@@ -32,6 +32,8 @@ from trainpipes.stages.labels import LabelColumn
 Category: TypeAlias = "str | int"
 #: The ids of values that are no known category; known ones are numbered from ``FIRST_ID`` on.
 NULL_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
+#: The units of dates and times, in nanoseconds.
+UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "D": 86_400 * 10**9}
 #: Categories of a column that a text shows.
 MOST_SHOWN = 5
 #: Up to so many bytes of JSON, a state holds the options themselves, so that an error can show them.
@@ -47,6 +49,7 @@ class FittedColumns(Report):
         rows: how many were looked at.
         numbers: ``{"mean": ..., "std": ..., "nulls": ...}`` of each column, for ``normalize_columns``: of
             all values but nulls and NaN; ``std`` over all of them, as in scikit-learn's ``StandardScaler``.
+            Of dates and times also ``"unit"``: "D", "s", "ms", "us" or "ns".
         categories: the known values of each column in the order of their ids, the most frequent first, for
             ``encode_categories``.
         counts: in how many rows each of these came, or how often in lists.
@@ -58,7 +61,7 @@ class FittedColumns(Report):
     """
 
     rows: int
-    numbers: dict[str, dict[str, float]] = field(default_factory=dict)
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     categories: dict[str, list[Category]] = field(default_factory=dict)
     counts: dict[str, list[int]] = field(default_factory=dict)
 
@@ -149,8 +152,10 @@ def _lines(begin: str, lines: Sequence[str], end: str, depth: int) -> str:
     return f"{begin}\n{inner}\n{'  ' * depth}{end}"
 
 
-def means_and_deviations(option_value: Any, option: str) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of each column, of ``FittedColumns.numbers``, or of a file of these."""
+def means_and_deviations(
+    option_value: Any, option: str
+) -> dict[str, tuple[float, float, str | None]]:
+    """Mean, deviation and unit of each column, of ``FittedColumns.numbers``, or of a file of these."""
     numbers = option_value
     if isinstance(option_value, str | os.PathLike):
         numbers = FittedColumns.load(option_value).numbers
@@ -164,7 +169,11 @@ def means_and_deviations(option_value: Any, option: str) -> dict[str, tuple[floa
         mean, std = moments.get("mean"), moments.get("std")
         good = checks.is_finite(mean) and checks.is_finite(std) and std >= 0
         checks.require(good, option, f"{rule}, with finite numbers", {name: values}, way)
-        known[name] = (float(mean), float(std))
+        unit = moments.get("unit")
+        checks.require(
+            unit in (None, *UNITS), option, f"of a unit among {[*UNITS]}", {name: values}
+        )
+        known[name] = (float(mean), float(std), unit)
     return known
 
 
@@ -223,7 +232,8 @@ class NormalizeColumns(RunStage, takes="columns"):
     makes float64 of all floats, ``collate(dtype=torch.float32)`` leaves them as they are.
 
     Numbers are integers, floats, bools, decimals, dates, times and durations, as ``collate`` takes them. A
-    column whose values were all equal has ``std`` 0, and becomes ``x - mean``, which is 0 for these.
+    column whose values were all equal has ``std`` 0, and becomes ``x - mean``, which is 0 for these. Dates
+    and times of another unit than those that were fitted count in that of these.
 
     Args:
         numbers: mean and deviation of each column, ``{"age": {"mean": 38.2, "std": 11.5}}``; what
@@ -245,7 +255,7 @@ class NormalizeColumns(RunStage, takes="columns"):
 
     thread_safe = True
 
-    numbers: Mapping[str, Mapping[str, float]] | FittedColumns | str | os.PathLike[str]
+    numbers: Mapping[str, Mapping[str, Any]] | FittedColumns | str | os.PathLike[str]
     _: KW_ONLY
     columns: checks.ColumnNames | None = None
     nulls: Literal["raise", "mean", "nan"] = "raise"
@@ -260,31 +270,33 @@ class NormalizeColumns(RunStage, takes="columns"):
         chosen(self._known, self.columns, "normalize_columns(columns)")
 
     @made_once
-    def _known(self) -> dict[str, tuple[float, float]]:
+    def _known(self) -> dict[str, tuple[float, float, str | None]]:
         return means_and_deviations(self.numbers, "normalize_columns(numbers)")
 
     @made_once
-    def _pairs(self) -> dict[str, tuple[float, float]]:
+    def _chosen(self) -> dict[str, tuple[float, float, str | None]]:
         names = chosen(self._known, self.columns, "normalize_columns(columns)")
         return {name: self._known[name] for name in names}
 
     def identity(self) -> dict[str, Any]:
-        pairs = {name: list(pair) for name, pair in self._pairs.items()}
+        pairs = {name: [mean, std] for name, (mean, std, _) in self._chosen.items()}
         identity = {**super().identity(), "numbers": as_identity(pairs)}
         identity.pop("columns", None)
         return identity
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self, list(self._pairs))
-        for name, (mean, std) in self._pairs.items():
+        block, table = row_table(run, self, list(self._chosen))
+        for name, found in self._chosen.items():
             with naming(name, self, block.ids):
-                numbers = self._normalized(table[name], mean, std)
+                numbers = self._normalized(table[name], *found)
             place = table.column_names.index(name)
             table = table.set_column(place, name, arrays.to_arrow(numbers))
         return run.with_block(block.with_data(table))
 
-    def _normalized(self, column: pa.ChunkedArray, mean: float, std: float) -> arrays.Array:
-        values, missing = floats_of(column)
+    def _normalized(
+        self, column: pa.ChunkedArray, mean: float, std: float, unit: str | None
+    ) -> arrays.Array:
+        values, missing = floats_of(column, unit)
         if self.nulls == "raise" and missing.any():
             way = 'pass nulls="mean", fill it with with_columns(), or drop such rows with filter()'
             raise BadCell(int(np.argmax(missing)), f"is null or NaN, which has no size: {way}")
@@ -299,9 +311,22 @@ class NormalizeColumns(RunStage, takes="columns"):
         return numbers.astype(np.float32)
 
 
-def floats_of(column: Any) -> tuple[arrays.Array, Any]:
-    """Numbers as float64 ``[rows]``, 0 where there is none; and where there is none, bool ``[rows]``."""
+def unit_of(kind: pa.DataType) -> str | None:
+    """What numbers of a column of dates or times count; None for others."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_date(kind):
+        return "D"
+    is_time = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    return kind.unit if is_time else None
+
+
+def floats_of(column: Any, unit: str | None = None) -> tuple[arrays.Array, Any]:
+    """Numbers as float64 ``[rows]``, 0 where there is none; and where there is none, bool ``[rows]``. Dates
+    and times count in ``unit``, if it is given.
+    """
     array = arrays.one_chunk(column)
+    own = unit_of(array.type)
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if pa.types.is_dictionary(array.type):
         array = arrays.decoded(array)
@@ -316,6 +341,9 @@ def floats_of(column: Any) -> tuple[arrays.Array, Any]:
         missing = arrays.to_numpy(array.is_null())
         array = array.fill_null(pa.scalar(0).cast(array.type))
     values = arrays.to_numpy(array).astype(np.float64)
+    if own is not None and unit is not None and own != unit:
+        more, less = UNITS[own], UNITS[unit]
+        values = values * (more // less) if more > less else values / (less // more)
     if values.dtype.kind == "f" and (nan := np.isnan(values)).any():
         missing, values = missing | nan, np.where(nan, 0.0, values)
     return values, missing
@@ -344,7 +372,8 @@ class EncodeCategories(RunStage, takes="columns"):
 
     Raises:
         DataError: a number that is not whole.
-        SchemaError: a column is not there, or holds other values.
+        SchemaError: a column is not there, or holds other values; or numbers, where all known values are
+            texts, or the other way around.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"city": "Rome"}, {"city": "Oslo"}, {"city": None}])
@@ -393,6 +422,11 @@ class EncodeCategories(RunStage, takes="columns"):
         block, table = row_table(run, self, list(self._ids))
         for name, known in self._ids.items():
             column = LabelColumn(table[name], name, self, block.ids, nulls=True)
+            if said := known.unlike(column.values):
+                kind = table[name].type
+                raise refused(
+                    self, f": column {name!r} holds {kind}, and its known values are {said}"
+                )
             ids = known.of(column.values)
             encoded = arrays.to_arrow(ids)
             if column.lengths is not None:
@@ -409,6 +443,16 @@ class KnownIds:
         numbers = [(v, n) for n, v in enumerate(known, FIRST_ID) if not isinstance(v, str)]
         pairs = np.array(sorted(numbers), dtype=np.int64).reshape(-1, 2)
         self._numbers, self._number_ids = pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    def unlike(self, values: pa.Array) -> str:
+        """Where no value can be known by its type, the type of those that are, and what to do; else ""."""
+        if values.null_count == len(values):
+            return ""
+        if arrays.is_text(values.type):
+            is_unlike = len(self._numbers) and not self._texts
+            return "integers: make integers of it, or fit it as text" if is_unlike else ""
+        is_unlike = self._texts and not len(self._numbers)
+        return "texts: read it as text, as by read_csv(schema=...)" if is_unlike else ""
 
     def of(self, values: pa.Array) -> IntArray:
         """The id of each value, int64."""
