@@ -90,7 +90,8 @@ def speech(
         normalize: with "input_values", a mean of 0 and a variance of 1 for each sound.
         mask: with "input_values", whether there is an "attention_mask": models whose configuration says
             ``feat_extract_norm="group"``, such as wav2vec2-base, are trained without.
-        augment: with "input_features", to train, mask spans of time and frequency: see ``mask_spans``.
+        augment: with "input_features", to train, mask spans of time, of the sound and not its padding, and
+            of frequency: see ``mask_spans``.
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
             batch, padding included.
         seed: for the order of rows and the masks.
@@ -172,11 +173,16 @@ def speech(
         return batches.pad_collate(
             padding_side="right", mask={output: "attention_mask"} if mask else False
         )
+    frames = "frames" if augment and train else None
     batches = batches.log_mel(
-        num_mels, column=output, sampling_rate=sampling_rate, pad_seconds=max_seconds
+        num_mels,
+        column=output,
+        sampling_rate=sampling_rate,
+        pad_seconds=max_seconds,
+        frames_column=frames,
     )
-    if augment and train:
-        batches = batches.mask_spans(seed=seed)
+    if frames is not None:
+        batches = batches.mask_spans(frames_column=frames, seed=seed).drop_columns(frames)
     return batches.pad_collate(padding_side="right", mask=False)
 
 

@@ -159,6 +159,9 @@ def test_masks_are_of_training_alone(manifest: Path) -> None:
         changed = before["input_features"] != after["input_features"]
         assert changed.any()
         assert not after["input_features"][changed].any()
+        padding = (before["input_features"] == before["input_features"][..., -1:]).all(1)
+        assert padding.any(1).all()
+        assert not (changed.all(1) & padding).any()
 
 
 def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:

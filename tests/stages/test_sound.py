@@ -606,6 +606,28 @@ def test_spans_are_masked_by_row_and_epoch() -> None:
         list(tp.from_dataset([{"input_features": [1]}]).mask_spans())
 
 
+@pytest.mark.parametrize("time_first", [False, True])
+def test_masks_of_time_lie_in_the_sound_and_not_in_its_padding(time_first: bool) -> None:
+    sounds = [np.random.default_rng(n).standard_normal(800 * n).astype("f4") for n in range(1, 61)]
+    rows = tp.from_dataset([{"audio": sound} for sound in sounds])
+    mels = rows.log_mel(8, pad_seconds=2, frames_column="frames", time_first=time_first)
+    found = list(mels.mask_spans(1, 30, 0, 0, value=-9, frames_column="frames", time_share=0.5))
+    for sound, row in zip(sounds, found, strict=True):
+        assert row["frames"] == min(200, len(sound) // 160)
+        masked = np.flatnonzero((row["input_features"] == -9).all(1 if time_first else 0))
+        assert len(masked) <= row["frames"] / 2
+        assert masked.max(initial=0) < row["frames"]
+    assert sum(bool((row["input_features"] == -9).any()) for row in found) > 45
+    (whole,) = tp.from_dataset([{"audio": sounds[0]}]).log_mel(frames_column="n")
+    assert whole["n"] == whole["input_features"].shape[1] == 5
+    with pytest.raises(
+        tp.SchemaError, match=r"holds numbers of frames, got None: log_mel\(frames_col"
+    ):
+        list(mels.map(lambda row: {**row, "frames": None}).mask_spans(frames_column="frames"))
+    with pytest.raises(tp.SchemaError, match="'x'"):
+        list(rows.map(lambda row: {**row, "x": 1}).log_mel(frames_column="x"))
+
+
 MUTATED = """
 import faulthandler, io, sys
 import numpy as np

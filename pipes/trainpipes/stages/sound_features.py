@@ -76,10 +76,11 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         pad_seconds: length to which a sound is padded with silence, or cut; Whisper's is 30. None leaves
             each its own.
         time_first: give ``[frames, num_mels]``, which ``pad_collate`` pads in batches of several lengths.
+        frames_column: a new column of how many frames are no padding, for ``mask_spans``.
 
     Raises:
         DataError: a sound is shorter than a frame, and not padded.
-        SchemaError: a column is not there, or holds no samples; or ``output_column`` already is.
+        SchemaError: a column is not there, or holds no samples; or a new one already is.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"audio": np.zeros(8000, np.float32)}])
@@ -101,8 +102,11 @@ class LogMel(RunStage, per_row=True, gives="objects"):
     hop_length: Count = 160
     pad_seconds: Annotated[float, seconds_above_0] | None = None
     time_first: bool = False
+    frames_column: ColumnName | None = None
 
     def check(self) -> None:
+        other = self.frames_column not in (self.column, self.output_column)
+        self._require(other, "frames_column", "a column of its own")
         self._require(self.n_fft >= 2, "n_fft", "2 or more")
         good = self.hop_length <= self.n_fft
         self._require(good, "hop_length", f"at most n_fft, {self.n_fft}")
@@ -120,12 +124,21 @@ class LogMel(RunStage, per_row=True, gives="objects"):
             rows = [{}] * len(block) if others is None else python_rows(others)
         else:
             rows = block.rows()
-        if rows and self.output_column != self.column and self.output_column in rows[0]:
-            raise taken(self.output_column, self)
+        for name in (self.output_column, self.frames_column):
+            if rows and name != self.column and name in rows[0]:
+                raise taken(name, self)
         spectrograms = [
             {**{k: v for k, v in row.items() if k != self.column}, self.output_column: spectrogram}
             for row, spectrogram in zip(rows, map(self._spectrogram, sounds), strict=True)
         ]
+        if self.frames_column is not None:
+            time = 0 if self.time_first else 1
+            for row, sound in zip(spectrograms, sounds, strict=True):
+                frames, most = (
+                    -(-len(sound) // self.hop_length),
+                    row[self.output_column].shape[time],
+                )
+                row[self.frames_column] = min(frames, most)
         return run.with_block(block.with_data(spectrograms))
 
     def _sounds(self, block: Block) -> list[Floats]:
@@ -210,6 +223,7 @@ class MaskSpans(RandomImageStage):
         value: to fill in.
         column: the spectrogram, which is copied.
         time_first: spectrograms are ``[frames, bands]``.
+        frames_column: how many frames are no padding, as ``log_mel`` says: masks of time lie among these.
         seed: for the draws.
 
     Raises:
@@ -234,16 +248,17 @@ class MaskSpans(RandomImageStage):
     value: Annotated[float, number] = 0.0
     column: ColumnName = "input_features"
     time_first: bool = False
+    frames_column: ColumnName | None = None
     seed: Seed = 0
 
     @property
     def draws(self) -> int:  # type: ignore[override]
         return max(1, 2 * (self.time_masks + self.frequency_masks))
 
-    def changed(self, image: Any, drawn: Sequence[float]) -> Any:
+    def changed(self, image: Any, drawn: Sequence[float], most: int | None = None) -> Any:
         masked = np.array(image)
         time = 0 if self.time_first or masked.ndim == 1 else 1
-        frames = masked.shape[time]
+        frames = masked.shape[time] if most is None else min(most, masked.shape[time])
         widest = min(self.time_width, int(self.time_share * frames))
         spans = [(time, widest)] * self.time_masks
         if masked.ndim == 2:
@@ -251,7 +266,8 @@ class MaskSpans(RandomImageStage):
             spans += [(1 - time, bands)] * self.frequency_masks
         for number, (axis, most) in enumerate(spans):
             width = int(drawn[2 * number] * (most + 1))
-            first = int(drawn[2 * number + 1] * (masked.shape[axis] - width + 1))
+            room = frames if axis == time else masked.shape[axis]
+            first = int(drawn[2 * number + 1] * (room - width + 1))
             span = slice(first, first + width)
             masked[(span,) if axis == 0 else (slice(None), span)] = self.value
         return masked
@@ -259,7 +275,13 @@ class MaskSpans(RandomImageStage):
     def _changed(self, row: Any, column: str, drawn: Sequence[float]) -> Any:
         features = as_array(cell(row, column, self))
         if getattr(features, "ndim", 0) in (1, 2) and features.dtype.kind == "f":
-            return self.changed(features, drawn)
+            if self.frames_column is None:
+                return self.changed(features, drawn)
+            frames = cell(row, self.frames_column, self)
+            if isinstance(frames, int | np.integer) and frames >= 0:
+                return self.changed(features, drawn, int(frames))
+            rule = f"column {self.frames_column!r} holds numbers of frames, got {shown(frames, 60)}"
+            raise refused(self, f": {rule}: log_mel(frames_column=...) makes them")
         got = shown(features, 60)
         rule = f"column {column!r} holds spectrograms, float arrays [bands, frames], got {got}"
         raise refused(self, f": {rule}: put log_mel() before")
