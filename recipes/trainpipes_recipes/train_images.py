@@ -28,10 +28,12 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     add("--size", type=int, default=224, help="pixels of a side")
     args = parser.parse_args(arguments)
     training.start()
-    shape = {"size": args.size, "batch_size": args.batch_size}
+    shape: dict[str, Any] = {"size": args.size, "batch_size": args.batch_size}
     config = AutoConfig.from_pretrained(args.model, num_labels=args.classes)
     model = AutoModelForImageClassification.from_config(config)
     pipe = tp.recipe("images", args.files, **shape).repeat()
+    if args.eval_files:
+        shape["classes"] = folders_of(pipe, args.files)
     run = training.Training(args, model, pipe, weight_decay=0.05)
     for (batch,) in run.batches():
         loss = run.backward([batch], loss_of)
@@ -49,6 +51,14 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
                 )
             run.save()
     run.end()
+
+
+def folders_of(pipe: tp.Pipeline, files: list[str]) -> list[str] | None:
+    """The folders of the classes, in the order of their numbers; None where rows name their class."""
+    if all(getattr(stage, "labels", None) != "folder" for stage in pipe.stages):
+        return None
+    rows = tp.read_images(files).select("class", "label").distributed(rank=0, world_size=1)
+    return [name for _, name in sorted({(row["label"], row["class"]) for row in rows})]
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:

@@ -145,6 +145,27 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
     assert found == pytest.approx(float(wanted), rel=EXACT)
 
 
+def test_pictures_to_evaluate_have_the_classes_of_the_training(
+    train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainpipes_recipes import train_images
+
+    names = sorted(path.name for path in (data / "colors").iterdir())
+    shutil.copytree(data / "colors" / names[2], tmp_path / "later" / names[2])
+    labels: list[int] = []
+
+    def evaluate(_: Any, held_out: tp.Pipeline) -> float:
+        labels.extend(label for batch in held_out for label in batch["labels"].tolist())
+        return 0.0
+
+    monkeypatch.setattr(train_images, "evaluate", evaluate)
+    train("train_images", "--steps", "1", "--eval-files", str(tmp_path / "later"))
+    assert labels == [2] * 16
+    shutil.copytree(tmp_path / "later" / names[2], tmp_path / "later" / "others")
+    with pytest.raises(tp.DataError, match="holds 'others', which is no class"):
+        train("train_images", "--steps", "2", "--eval-files", str(tmp_path / "later"))
+
+
 def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Path) -> None:
     """Four rows at once, or two and two: the same gradients but for rounding."""
     together = train("train_sft", "--steps", "6")
