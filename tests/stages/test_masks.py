@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,48 @@ def decoded(content: bytes, **options: Any) -> Any:
     return row["image"]
 
 
+def gray_png(ids: Any, bits: int) -> bytes:
+    """A PNG of gray with few bits, which Pillow does not write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    places = np.unpackbits(ids[..., None], axis=-1)[..., -bits:].reshape(len(ids), -1)
+    lines = b"".join(b"\0" + line.tobytes() for line in np.packbits(places, axis=1))
+    head = struct.pack(">IIBBBBB", ids.shape[1], len(ids), bits, 0, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def pgm(ids: Any, most: int, plain: bool = False) -> bytes:
+    shape = f"{ids.shape[1]} {ids.shape[0]}\n{most}\n"
+    if plain:
+        return f"P2\n{shape}{' '.join(map(str, ids.ravel().tolist()))}\n".encode()
+    return f"P5\n{shape}".encode() + ids.astype(np.uint8 if most < 256 else ">u2").tobytes()
+
+
+def gray_tiff() -> bytes:
+    """Of 4 bits: a tag, its type, how many values, and the value."""
+    tags = [
+        (256, 2),
+        (257, 1),
+        (258, 4),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, 1),
+        (279, 1),
+    ]
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IB3xH", 12, 0x3F, len(tags)) + entries + bytes(4)
+
+
+SIXTEEN = np.arange(16, dtype=np.uint8).reshape(2, 8)
+
+
 @pytest.mark.parametrize("mode", ["P", "I"])
 @pytest.mark.parametrize(
     ("content", "ids"),
@@ -44,8 +88,32 @@ def decoded(content: bytes, **options: Any) -> Any:
         (file_of(IDS), IDS),
         (file_of(IDS.astype(np.uint16)), IDS),
         (file_of(IDS > 0), IDS > 0),
+        (gray_png(IDS, 2), IDS),
+        (gray_png(SIXTEEN, 4), SIXTEEN),
+        (gray_tiff(), np.array([[3, 15]])),
+        (pgm(SIXTEEN, 20), SIXTEEN),
+        (pgm(SIXTEEN, 20, plain=True), SIXTEEN),
+        (pgm(SIXTEEN, 255), SIXTEEN),
+        (pgm(SIXTEEN, 1000), SIXTEEN),
+        (pgm(SIXTEEN, 65_535), SIXTEEN),
     ],
-    ids=["palette", "2 bits", "transparent", "GIF", "gray", "16 bits", "1 bit"],
+    ids=[
+        "palette",
+        "2 bits",
+        "transparent",
+        "GIF",
+        "gray",
+        "16 bits",
+        "1 bit",
+        "gray of 2 bits",
+        "gray of 4 bits",
+        "TIFF of 4 bits",
+        "PGM",
+        "plain PGM",
+        "PGM of 8 bits",
+        "PGM of more",
+        "PGM of 16 bits",
+    ],
 )
 def test_a_mask_keeps_its_numbers(content: bytes, ids: Any, mode: Any) -> None:
     mask = decoded(content, mode=mode)

@@ -204,10 +204,11 @@ def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
+            top = top_of(image) if mode in IDS else None
             image.load()
             with suppress(Exception):  # of damaged EXIF, anything
                 ImageOps.exif_transpose(image, in_place=True)
-            picture: Any = eight_bits(image) if mode not in IDS else ids_of(image, mode)
+            picture: Any = eight_bits(image) if mode not in IDS else ids_of(image, mode, top)
             if picture.mode == "P" and "transparency" in picture.info:
                 picture = picture.convert("RGBA")
             if picture.mode != mode and mode not in IDS:
@@ -232,14 +233,25 @@ def eight_bits(image: Any) -> Any:
     return image
 
 
-def ids_of(image: Any, mode: Mode) -> Any:
-    """The numbers of a mask as they are: places in a palette, or values of gray."""
+def top_of(image: Any) -> int | None:
+    """The number that Pillow makes white of, where that is not the largest of 8 or 16 bits."""
+    coded = image.tile[0][3] if image.tile else None
+    if image.format == "PPM" and isinstance(coded, tuple):
+        return int(coded[1])
+    name = coded[0] if isinstance(coded, tuple) and coded else coded
+    return {"L;2": 3, "L;4": 15}.get(str(name)[:3])
+
+
+def ids_of(image: Any, mode: Mode, top: int | None = None) -> Any:
+    """The numbers of a mask as they are: places in a palette, or of gray, of which ``top`` is white."""
     from PIL import Image
 
     if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
         got = f"it holds colors (Pillow's mode {image.mode})"
         raise NoPicture(f"{got}, and mode={mode!r} keeps numbers of classes: make them in a map()")
     ids = np.asarray(image)
+    if top is not None and ids.dtype != np.bool_:
+        ids = np.rint(ids * (top / (255 if image.mode == "L" else 65_535))).astype(np.int32)
     if mode == "P" and ids.max() > 255:
         raise NoPicture(f'it holds numbers up to {ids.max():,}, above 255: mode="I" keeps them')
     return Image.fromarray(ids.astype(IDS[mode]))
