@@ -145,7 +145,8 @@ class DecodeAudio(ClipDecoder):
         sampling_rate: samples a second, to which the sound is resampled (soxr's HQ); None leaves it.
         mono: mix all channels down to their mean, ``[samples]``; else ``[channels, samples]``.
         normalize: give each channel a mean of 0 and a variance of 1, as Wav2Vec2's feature extractor does.
-        start: seconds from the file's start, or the name of a column of these; null is 0.
+        start: seconds from the first sample, which in a file with video may play later than the first
+            frame; or the name of a column of these; null is 0.
         duration: seconds of sound, at most; the name of a column of these, whose null is all;
             ``tp.random_crop(seconds)`` for a part at a random place, shorter sounds as a whole.
         output_column: the column of samples; by default in place of ``column``.
@@ -304,7 +305,8 @@ class DecodeVideo(ClipDecoder):
         fps: so many frames of each second, as FFmpeg's filter of this name takes them; at least one.
         frames: the numbers of frames, from 0. For these the whole file is read, not decoded.
         size: pixels of the shorter side, or (height, width); None for those of the file.
-        start: the clip's first second, or a column of these.
+        start: the clip's first second, from the first frame on, which may be shown later than the sound
+            begins; or a column of these.
         duration: seconds of the clip, a column of these, or ``trainpipes.random_crop(seconds)``. A
             clip ends where its file does.
         output_column: the column of arrays; ``column`` by default.
