@@ -46,6 +46,7 @@ def mine(folder: Path) -> dict[str, Any]:
         "make": lambda: iter([1]), "mesh": {"dp": Mesh()}, "name": "words",
         "node": IterableWrapper([1]), "parse": lambda file: [], "pipe": rows().batch(2), "sampler": [1],
         "MosaicShards": example("mds").MosaicShards, "TfRecords": example("mds").MosaicShards,
+        "Subset": Subset,
         "table": pa.table({"text": ["a"], "label": ["ham"]}), "tokenizer": "bytes", "x": np.arange(2),
         "y": np.arange(2),
     }  # fmt: skip
@@ -166,5 +167,59 @@ def test_each_name_leads_there_from_a_pipeline_and_from_the_module() -> None:
 def test_a_subset_keeps_its_order() -> None:
     (call,) = (here for there, here in ROW.findall(TEXT) if there.startswith("`Subset("))
     dataset = list("abcdefgh")
-    pipe = eval(call.strip("`"), {"tp": tp, "dataset": dataset})
+    pipe = eval(call.strip("`"), {"tp": tp, "Subset": Subset, "dataset": dataset})
     assert list(pipe) == list(Subset(dataset, [5, 1, 2]))
+    (shuffle,) = (call for call in CALLS if call.startswith(".shuffle(scope="))
+    shuffled = eval(f"pipe{shuffle}", {"pipe": pipe})
+    assert sorted(shuffled) == ["b", "c", "f"]
+    assert len(shuffled.batch(1)) == 3
+
+
+def test_functions_for_rows_keep_the_columns_that_they_kept_there() -> None:
+    lines = {there: CALL.findall(here) for there, here in ROW.findall(TEXT)}
+    rows = tp.from_arrow(pa.table({"x": ["a", "bb"], "y": [1, 2]}))
+
+    def lengths(row: dict[str, Any]) -> dict[str, Any]:
+        return {"n": len(row["x"])}
+
+    def many_lengths(columns: pa.Table) -> dict[str, Any]:
+        return {"n": pc.utf8_length(columns["x"])}
+
+    def given(call: str, fn: Any) -> list[Any]:
+        return list(eval(f"rows{call}", {"rows": rows, "fn": fn}))
+
+    by_row, by_batch = lines["HF `map`; `batched=True`"]
+    kept = [{"x": "a", "y": 1, "n": 1}, {"x": "bb", "y": 2, "n": 2}]
+    assert given(by_row, lengths) == given(by_batch, many_lengths) == kept
+    bare, bare_batches = lines["`map`, `Mapper`, `map_tuple`, `map_batches`"]
+    assert given(bare, lengths) == given(bare_batches, many_lengths) == [{"n": 1}, {"n": 2}]
+    (one_key,) = lines['`map_dict(x=fn)`, `map(fn, input_col="x")`']
+    assert given(one_key, str.upper) == [{"x": "A", "y": 1}, {"x": "BB", "y": 2}]
+
+
+def test_users_of_a_fork_get_the_same_rows() -> None:
+    (here,) = (here for there, here in ROW.findall(TEXT) if there == "`fork(n)`")
+    calls = re.findall(r"`([^`]+)`", here)
+    pipe = tp.from_dataset(list(range(50))).shuffle(scope="global", seed=0)
+    for call in calls:
+        branches = [eval(call, {"tp": tp, "pipe": pipe, "fn": int}) for _ in range(2)]
+        assert all(a == b for a, b in zip(*branches, strict=True)), call
+    assert not all(a == b for a, b in zip(pipe, pipe, strict=True))  # an epoch and the next
+
+
+#: Whether a mixture there goes on with the other sources when one has ended.
+GOES_ON = {
+    "mux": False, "RoundRobin": False, "mux_longest": True, "longest=True": True, "sample_multiplex": True,
+    "RandomMix": False, "litdata.CombinedStreamingDataset(weights=)": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_mixture_ends_where_it_ended_there(name: str) -> None:
+    (here,) = (here for there, here in ROW.findall(TEXT) if f"`{name}`" in there)
+    end = re.findall(r'(?:stop|max_epochs)=(?:"\w+"|1)', here)[0]
+    assert end == ("max_epochs=1" if GOES_ON[name] else 'stop="first_exhausted"')
+    if GOES_ON[name]:
+        a, b = tp.from_dataset(list(range(4))), tp.from_dataset(list(range(4, 40)))
+        (call,) = CALL.findall(here)
+        assert sorted(eval(call, {"tp": tp, "a": a, "b": b})) == list(range(40))

@@ -333,9 +333,7 @@ def test_an_epoch_of_a_list_that_has_other_rows_than_at_first_is_refused(
     next(epoch)
     data += range(8, 16)
     list(epoch)  # goes on to its end
-    with pytest.raises(
-        tp.DataChangedError, match="has 16 rows, and had 8 when .* make the pipeline again"
-    ):
+    with pytest.raises(tp.DataChangedError, match="has 16 rows, and had 8 when"):
         list(way(pipe))
     del data[4:]
     with pytest.raises(tp.DataChangedError, match="has 4 rows, and had 8"):

@@ -68,7 +68,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Dataset", "MapStyleWrapper", "SequenceWrapper"), "tp.from_dataset(dataset)"),
     "IterableWrapper": "tp.from_iterable(make), or tp.from_dataset(items) for a list",
     "SamplerWrapper": "tp.from_dataset(dataset, sampler=sampler)",
-    "Subset": ".shuffle(sampler=...), of a SubsetRandomSampler",
+    "Subset": "tp.from_dataset(Subset(dataset, indices)), or .shuffle(sampler=...)",
     **dict.fromkeys(
         ("detshuffle", "py1e", "py1br", "py1b", "py2s", "py1s"),
         ".shuffle(40_960, seed=0), before batch",
@@ -77,7 +77,8 @@ ELSEWHERE = {
         ("DistributedSampler", "fullsync", "split_by_worker", "split_dataset_by_node"),
         ".sharding_filter",
     ),
-    **dict.fromkeys(("Mapper", "map_dict", "map_tuple"), ".map(fn)"),
+    **dict.fromkeys(("Mapper", "map_tuple"), ".map(fn)"),
+    "map_dict": '.map(lambda row: {**row, "x": fn(row["x"])})',
     **dict.fromkeys(
         ("threadpool_map", "async_map_batches", "ParallelMapper"), ".map(fn, num_workers=4)"
     ),
@@ -101,10 +102,10 @@ ELSEWHERE = {
     **dict.fromkeys(("window", "sliding_window"), ".windows(n, stride=1)"),
     "demux": ".split for parts by share; by a function, .filter(fn) for each part",
     "mux_longest": "tp.mix(..., max_epochs=1), which may begin with another source",
-    "RoundRobin": "tp.mix(..., max_epochs=1)",
+    "sample_multiplex": "tp.mix(..., weights={...}, max_epochs=1)",
+    "RoundRobin": 'tp.mix(..., stop="first_exhausted")',
     **dict.fromkeys(
         (
-            "sample_multiplex",
             "MultiNodeWeightedSampler",
             "RandomMix",
             "Stream",
@@ -115,7 +116,7 @@ ELSEWHERE = {
         "tp.mix",
     ),
     **dict.fromkeys(("zip_with_iter", "zip_with_map"), "tp.zip, for rows in the same order"),
-    "fork": "the pipeline itself, used several times: each has its own position",
+    "fork": "pipe.map(fn) or tp.Loader(pipe) for each branch: they give the same rows",
     **dict.fromkeys(("header", "head", "limit"), ".take(n)"),
     "first": ".peek()",
     **dict.fromkeys(("collect", "to_list", "to_pylist", "take_all"), "list(pipe)"),

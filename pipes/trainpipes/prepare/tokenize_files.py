@@ -339,7 +339,8 @@ def tokenize(
     The stages up to ``tokenize`` or ``chat_template`` are done ahead, and those after it that only cut, name
     or choose columns. Each input file becomes one output file (a large one several) with the same rows in the
     same order. ``result.pipeline`` is the rest, and gives the same rows; and the same batches, unless a stage
-    before the ids drops rows. After a kill the same call goes on; when all is there, it does nothing.
+    before the ids drops rows, or ``shuffle(max_bytes=)``, 1 GiB if left out, makes windows smaller: texts are
+    larger than ids. After a kill the same call goes on; when all is there, it does nothing.
 
     Args:
         pipeline: of files.
