@@ -448,11 +448,12 @@ class KnownIds:
         """Where no value can be known by its type, the type of those that are, and what to do; else ""."""
         if values.null_count == len(values):
             return ""
+        has_numbers = len(self._numbers) > 0
         if arrays.is_text(values.type):
-            is_unlike = len(self._numbers) and not self._texts
-            return "integers: make integers of it, or fit it as text" if is_unlike else ""
-        is_unlike = self._texts and not len(self._numbers)
-        return "texts: read it as text, as by read_csv(schema=...)" if is_unlike else ""
+            said = "integers: make integers of it, or fit it as text"
+            return said if has_numbers and not self._texts else ""
+        said = "texts: read it as text, as by read_csv(schema=...)"
+        return said if self._texts and not has_numbers else ""
 
     def of(self, values: pa.Array) -> IntArray:
         """The id of each value, int64."""
