@@ -106,12 +106,13 @@ class Record(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._data_parallel()
+        self._iteration.warn_of_copy()
         return {
             "stages": self._stages,
             "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
-            "stands": self._iteration.stands(),
+            "place": self._iteration.place_at_hand,
             "recipe": self._recipe,
         }
 
@@ -119,12 +120,12 @@ class Record(IterableDataset[Any]):
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._recipe = state["recipe"]
         self._iteration.own_ranks = partial(_own_ranks, state["ranks"], state["seen_ranks"])
-        self._iteration.stand_at(state["stands"])
+        self._iteration.stand_at(state["place"])
 
     def __copy__(self) -> Self:
         state = self.__getstate__()
         record = type(self).__new__(type(self))
-        record.__setstate__({**state, "stands": deepcopy(state["stands"])})
+        record.__setstate__({**state, "place": deepcopy(state["place"])})
         return record
 
     #: The recipe that made the first stages, its options, and how many stages these are.

@@ -92,13 +92,13 @@ class IterationState:
         vars(self).update(state)
         self.begun, self.iterators, self.derived = Living(), Living(), Living()
 
-    def stands(self) -> dict[str, Any]:
-        """What a copy of the pipeline takes over."""
-        self.warn_of_copy()
+    @property
+    def place_at_hand(self) -> dict[str, Any]:
+        """What another object takes over that stands where this one does."""
         return {name: getattr(self, name) for name in ("passes", "pending", "_reweighed")}
 
-    def stand_at(self, stands: dict[str, Any]) -> None:
-        vars(self).update(stands)
+    def stand_at(self, place: dict[str, Any]) -> None:
+        vars(self).update(place)
 
     @property
     def plan(self) -> Plan:

@@ -138,10 +138,9 @@ class PipelineTrainerMixin(Base):
         args, device = self.args, self.args.device
         if device.type != "cpu" and not any(isinstance(stage, To) for stage in pipe.stages):
             pinned = any(isinstance(stage, Pin) for stage in pipe.stages)
-            stands = iteration_of(pipe)
+            place = iteration_of(pipe).place_at_hand
             pipe = (pipe.pin() if args.dataloader_pin_memory and not pinned else pipe).to(device)
-            placed = iteration_of(pipe)
-            placed.passes, placed.pending = stands.passes, stands.pending
+            iteration_of(pipe).stand_at(place)
         workers = args.dataloader_num_workers
         return Loader(
             pipe,
