@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import trainpipes as tp
 from resuming import check_resume
 from trainpipes.testing import digest
 
-TODAY = datetime.date(2020, 1, 1)
+HALF = Fraction(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_row_that_cannot_be_stacked_is_named(column: Any, message: str, tmp_pa
     [
         ([{"a": 1}, {"a": 1, "b": 2}], 1, r"the keys \['a', 'b'\] where the first .* has \['a'\]"),
         ([{"a": 1, "b": 2}, {"a": 1}], 1, r"the keys \['a'\] where the first .* has \['a', 'b'\]"),
-        ([{"a": TODAY}, {"a": TODAY}], 0, r"is datetime.date\(2020, 1, 1\) \(date\)"),
+        ([{"a": HALF}, {"a": HALF}], 0, r"is Fraction\(1, 2\) \(Fraction\)"),
         ([(1, 2), (1, 2, 3)], 1, r"a row has the shape \[3\]"),
         ([np.zeros(2), np.zeros(3)], 1, r"the shape \[3\] where the first .* has \[2\]"),
         ([None, 1], 0, "a row is null"),

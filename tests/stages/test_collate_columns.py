@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 import trainpipes as tp
+from resuming import check_resume
+from trainpipes.stages.device import map_tensors
+from trainpipes.testing import digest
 
 #: A type, values of it, and the numbers that they become.
 KINDS: dict[str, tuple[pa.Array, torch.dtype, list[Any]]] = {
@@ -54,6 +58,82 @@ def test_a_type_becomes_the_numbers_that_the_rule_says(name: str, tmp_path: Path
     ):
         (batch,) = given.batch(3).collate()
         assert (batch["x"].dtype, batch["x"].tolist()) == (dtype, expected)
+
+
+def test_values_of_python_become_the_numbers_that_columns_of_them_do() -> None:
+    day, moment = date(2020, 1, 2), datetime(2020, 1, 2, 3, 4, 5, 6)
+    rows = [
+        {"a": Decimal("1.25"), "b": day, "c": moment, "d": moment.time(), "e": moment - day0}
+        for day0 in (datetime(1970, 1, 1), datetime(2000, 1, 1))
+    ]
+    table = pa.Table.from_pylist(rows)
+    (batch,) = tp.from_dataset(rows).map(dict).batch(2).collate()
+    assert digest(batch) == digest(tp.from_arrow(table).batch(2).collate().peek())
+    with pytest.raises(tp.DataError, match=r"NaN.*makes no tensor.*row 1\)"):
+        list(tp.from_dataset([Decimal(1), Decimal("NaN")]).batch(2).collate())
+
+
+FLOATS = np.array([[0.1, 2.0], [3.0, float("inf")], [0.5, -7.0]])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"x": row, "n": 2**40} for row in FLOATS],
+        [{"x": torch.from_numpy(row), "n": 2**40} for row in FLOATS],
+        [{"x": [row, row]} for row in FLOATS],
+        [{"x": row.tolist()} for row in FLOATS],
+        [{"x": {"y": (row[0], "a")}} for row in FLOATS.tolist()],
+        [(1, row) for row in FLOATS],
+        FLOATS.tolist(),
+        list(FLOATS),
+        [row.astype(np.float16) for row in FLOATS],
+        [torch.from_numpy(row).bfloat16() for row in FLOATS],
+        [row[0] for row in FLOATS.tolist()],
+        [{"x": row[0], "n": True} for row in FLOATS.tolist()],
+    ],
+)
+def test_floats_of_any_rows_have_the_dtype_asked_for(rows: list[Any]) -> None:
+    def cast(batch: Any) -> Any:
+        return map_tensors(
+            batch, lambda t: t.float() if getattr(t, "is_floating_point", bool)() else None
+        )
+
+    expected = [cast(batch) for batch in tp.from_dataset(rows).batch(2).collate()]
+    for source in (tp.from_dataset(rows), tp.from_dataset(rows).map(lambda row: row)):
+        for batches in (source.batch(2), source.batch(2).map(list)):
+            found = list(batches.collate(dtype=torch.float32))
+            assert digest(found) == digest(expected)
+            check_resume(batches.collate(dtype=torch.float32), processes=0)
+
+
+def test_floats_of_tensors_have_the_dtype_asked_for() -> None:
+    for pipe in (
+        tp.from_tensors(x=torch.from_numpy(FLOATS)),
+        tp.from_tensors(torch.from_numpy(FLOATS)),
+    ):
+        for batch in pipe.batch(2).collate(dtype=torch.float16):
+            (values,) = batch.values() if isinstance(batch, dict) else batch
+            assert values.dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [{"x": np.array([1.0, big])} for big in (0.5, 1.0, 1e300)],
+            r"column 'x' holds 1e\+300, .*row 2",
+        ),
+        ([{"x": {"y": big}} for big in (0.5, 1.0, 1e300)], r"column 'x' holds 1e\+300, .*row 2"),
+        ([{"x": big} for big in (0.5, 1.0, 1e300)], r"column 'x' holds 1e\+300, .*row 2"),
+        ([0.5, 1.0, 1e300], r"a row holds 1e\+300, which float32 cannot hold; leave .*row 2"),
+    ],
+)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_float_that_the_dtype_cannot_hold_is_named(rows: list[Any], said: str, n: int) -> None:
+    for pipe in (tp.from_dataset(rows), tp.from_dataset(rows).map(lambda row: row)):
+        with pytest.raises(tp.DataError, match=said):
+            list(pipe.batch(n).collate(dtype=torch.float32))
 
 
 @pytest.mark.parametrize("name", KINDS)
