@@ -48,6 +48,12 @@ def test_a_row_that_cannot_be_stacked_is_named(column: Any, message: str, tmp_pa
     ("rows", "row", "message"),
     [
         ([{"a": 1}, {"a": 1, "b": 2}], 1, r"the keys \['a', 'b'\] where the first .* has \['a'\]"),
+        (
+            [{"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}],
+            1,
+            r"column 'x' has the keys \['a', 'b'\] where .* has \['a'\]",
+        ),
+        ([({"a": 1},), ({"a": 1, "b": 2},)], 1, r"is \({'a': 1, 'b': 2},\)"),
         ([{"a": 1, "b": 2}, {"a": 1}], 1, r"the keys \['a'\] where the first .* has \['a', 'b'\]"),
         ([{"a": HALF}, {"a": HALF}], 0, r"is Fraction\(1, 2\) \(Fraction\)"),
         ([(1, 2), (1, 2, 3)], 1, r"a row has the shape \[3\]"),
@@ -87,7 +93,6 @@ def same(found: Any, expected: Any) -> bool:
         [1, 2, -(2**63), 2**63 - 1],
         [0.5, -0.0, float("nan"), float("inf")],
         [True, False, True, True],
-        [1, 2.5, True, 3],
         [True, 2, 3, 4],
         [Whole(1), Whole(2), 3, 4],
         ["a", "b", "c", "d"],
@@ -134,6 +139,21 @@ def test_columns_are_stacked_bit_for_bit_as_their_rows_would_be() -> None:
         assert same(found, expected)
         found[0]["int32"].zero_()  # no batch shares memory with another, or with the table
         assert same(list(tp.from_arrow(given).batch(8).collate()), expected)
+
+
+def test_floats_are_float64_wherever_integers_stand_among_them() -> None:
+    rows = [{"x": x} for x in (1, 0.5, 2.5, 2, 16_777_217, 0.5)]
+    found = list(tp.from_dataset(rows).batch(2).collate())
+    assert same(found, list(tp.from_dataset(rows).select("x").batch(2).collate()))
+    assert found[2]["x"].tolist() == [16_777_217.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_binary(), pa.binary(2)])
+def test_a_batch_may_hold_nothing_but_nulls_of_texts(kind: pa.DataType) -> None:
+    column = pa.array(["aa", None, None, None]).cast(pa.binary()).cast(kind)
+    for given in (column, column.dictionary_encode()):
+        first, second = tp.from_arrow(pa.table({"x": given})).batch(2).collate()
+        assert (first["x"], second["x"]) == (column[:2].to_pylist(), [None, None])
 
 
 class Point:

@@ -47,7 +47,7 @@ def stacked(rows: Any) -> Any:
     kinds = set(map(type, rows))
     if len(kinds) > 1 and kinds <= {str, bytes, type(None)}:
         return list(rows)  # torch asks the first one alone whether it is a text
-    kind = kinds.pop() if len(kinds) == 1 else None
+    kind = kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else None
     if kind in NUMBERS:
         with suppress(OverflowError):  # of which torch has a message of its own
             return torch.from_numpy(np.array(rows, NUMBERS[kind]))
@@ -55,6 +55,7 @@ def stacked(rows: Any) -> Any:
         with suppress(ValueError):  # such as Decimal("NaN")
             return torch.from_numpy(to_numpy(as_numbers(pa.array(rows))).copy())
     if kind is dict:
+        rows = with_same_keys(rows)
         return {name: _stacked_values([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
     if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
@@ -139,7 +140,7 @@ def column_batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] 
         values = _values(rest[name], floats)
         if values is None:
             rows = python_values(rest[name])
-            stack = list if name in as_lists or is_text(rest[name].type) else stacked
+            stack = list if name in as_lists or _holds_texts(rest[name].type) else stacked
             batches = [stack(rows[a:b]) for a, b in pairwise(edges)]
             if floats is not None:
                 firsts = zip(batches, edges, strict=False)
@@ -158,6 +159,17 @@ def column_batches(part: Part, as_lists: Collection[str], floats: np.dtype[Any] 
         return batch
 
     return make, len(edges) - 1, nbytes
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    """Whether a column holds texts or bytes, any of which may be null."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return is_text(kind) or bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def _cut(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
@@ -222,13 +234,15 @@ def with_same_keys(rows: Sequence[Any]) -> list[Any]:
 def unfit(rows: Sequence[Any]) -> BadCell:
     number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
     first, row, where = rows[0], rows[number], "a row"
-    if isinstance(first, Mapping) and isinstance(row, Mapping):
+    while isinstance(first, Mapping) and isinstance(row, Mapping):
         if first.keys() != row.keys():
-            said = f"a row has the keys {list(row)} where the first of its batch has {list(first)}"
-            return BadCell(number, f"{said}: give all rows the same, by map()")
+            said = f"has the keys {list(row)} where the first of its batch has {list(first)}"
+            return BadCell(number, f"{where} {said}: give all rows the same, by map()")
         name = next((name for name in first if not collates(first[name], row[name])), None)
-        if name is not None:
-            first, row, where = first[name], row[name], f"column {name!r}"
+        if name is None:
+            break
+        where = f"column {name!r}" if where == "a row" else f"{where}[{name!r}]"
+        first, row = first[name], row[name]
     way = "leave the column out with select(), make numbers of it with map(), or use pad_collate()"
     problem = f"is {shown(row, 60)} ({type(row).__name__}), of which default_collate makes no tensor: {way}"
     if row is None:
