@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import trainpipes as tp
+from resuming import check_resume
 
 
 def tree(folder: Path, names: list[str]) -> Path:
@@ -114,6 +115,52 @@ def test_a_class_is_a_folder_below_the_listed_one_however_that_is_written(
     assert [row["age"] for row in tp.read_images(pets, csv)] == [3]
 
 
+def classes(rows: object, folder: Path) -> list[tuple[str, str, int]]:
+    found = {
+        (os.path.dirname(row["path"]).removeprefix(f"{folder}/"), row["class"], row["label"])
+        for row in rows
+    }
+    return sorted(found)
+
+
+def test_folders_of_one_name_below_several_listed_ones_are_one_class(tmp_path, caplog):
+    tree(tmp_path, ["a/cat/1.png", "a/dog/in/1.png", "b/cat/1.png", "b/bird/1.png"])
+    expected = [
+        ("a/cat", "cat", 1),
+        ("a/dog/in", "dog", 2),
+        ("b/bird", "bird", 0),
+        ("b/cat", "cat", 1),
+    ]
+    both = [tmp_path / "a", tmp_path / "b"]
+    assert classes(tp.read_images(both), tmp_path) == expected
+    assert classes(tp.read_images(both[::-1]), tmp_path) == expected
+    assert len(classes(tp.read_images([f"{one}/*/*.png" for one in both]), tmp_path)) == 3
+    assert not caplog.records
+    by_class = [row["class"] for row in tp.read_images(both)]
+    assert by_class == sorted(by_class)
+    check_resume(tp.read_images(both).sharding_filter(2).shuffle(3, seed=1).batch(2), processes=0)
+
+
+def test_a_list_of_folders_of_classes_has_their_names(tmp_path):
+    tree(tmp_path, ["a/cat/1.png", "a/dog/in/1.png", "a/dog/2.png", "b/cat/1.png", "b/bird/1.png"])
+    named = [tmp_path / "a/cat", tmp_path / "b/bird", tmp_path / "a/dog"]
+    expected = [
+        ("a/cat", "cat", 1),
+        ("a/dog", "dog", 2),
+        ("a/dog/in", "dog", 2),
+        ("b/bird", "bird", 0),
+    ]
+    assert classes(tp.read_images(named), tmp_path) == expected
+    files = [tmp_path / "a/cat/1.png", tmp_path / "a/dog/in/1.png"]
+    assert [row["class"] for row in tp.read_images(files)] == ["cat", "dog"]
+    for mixed in ([tmp_path / "a", tmp_path / "b/cat"], [tmp_path / "b/cat", tmp_path / "a"]):
+        with pytest.raises(
+            tp.ConfigError, match=r"all must be classes, got .*b/cat/1.png, which lies in"
+        ):
+            list(tp.read_images(mixed))
+        assert len(list(tp.read_images(mixed, None))) == 4
+
+
 def test_other_files_are_no_images_and_labels_may_be_left_out(tmp_path):
     tree(tmp_path, [*NAMES, "cat/notes.txt", "loose.png"])
     with pytest.raises(
@@ -168,6 +215,9 @@ def test_a_pattern_may_name_a_folder_with_brackets(tmp_path):
     folder = tree(tmp_path / "v[1]", ["yes/a.png", "no/b.png"])
     rows = list(tp.read_images(f"{tmp_path}/v[[]1]/*/*.png"))
     assert [(row["class"], row["label"]) for row in rows] == [("no", 0), ("yes", 1)]
+    tree(tmp_path / "w", ["yes/a.png"])
+    both = tp.read_images([f"{tmp_path}/v[[]1]/*/*.png", f"{tmp_path}/w/*/*.png"])
+    assert [(row["class"], row["label"]) for row in both] == [("no", 0), ("yes", 1), ("yes", 1)]
     assert short(rows, folder) == ["no/b.png", "yes/a.png"]
 
 

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY
-from functools import cache as once
 from functools import partial
 from itertools import islice, pairwise, repeat
 from typing import Any, BinaryIO, ClassVar
@@ -25,7 +24,6 @@ from trainpipes._internal.checks import IntArray, repeated, require, several
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
-from trainpipes.engine.planning.row_names import names_below
 from trainpipes.errors import ConfigError, shown
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local, listed_as
@@ -40,6 +38,7 @@ from trainpipes.sources.files.file_source import FileSource, scanned
 from trainpipes.sources.files.formats import BadFileError, Columns, Format, Layout
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.remote_bytes import open_bytes
+from trainpipes.sources.folder_classes import below_all, by_folder, urls_of
 
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
@@ -217,11 +216,9 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
         listed = self.listed(files, self.suffixes)
         more = None
         if self.labels == "folder":
-            listed, more = _by_folder(listed, _below(files[0], listed), str(self))
-            if len(files) == 1:
-                _note_empty_classes(_urls(files[0]), more["class"].unique().to_pylist(), self.name)
+            listed, more = by_folder(listed, urls_of(files[0]), self, len(files) > 1)
         elif self.labels is not None:
-            more = self._by_csv(listed, _below(files[0], listed))
+            more = self._by_csv(listed, below_all(listed, urls_of(files[0])))
         return WholeFiles(listed, more, self.block_rows, str(self))
 
     def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
@@ -412,6 +409,7 @@ class ReadImages(ReadBytes, has_blocks=True, random_access=True):
     ``.avif``, ``.bmp``, ``.tif``, ``.tiff``, ``.ppm``, ``.pgm``, ``.jp2``). Rows have ``path`` and ``bytes``,
     for ``decode_image`` after the shuffle. With ``labels="folder"`` they also have ``class``, the folder's
     name, and ``label``, its number by name, and come class by class as in torchvision's ``ImageFolder``.
+    Of several folders that hold folders of classes, those of one name are one class.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of image names (``file_name``, ``filename``,
@@ -438,53 +436,6 @@ class ReadImages(ReadBytes, has_blocks=True, random_access=True):
     suffixes = None
 
     labels: str | os.PathLike[str] | None = "folder"
-
-
-def _urls(stage: Stage) -> list[str]:
-    assert isinstance(stage, ListFiles)
-    return [stage.urls] if isinstance(stage.urls, str) else stage.urls
-
-
-def _below(stage: Stage, files: FileList) -> list[str]:
-    return names_below(_urls(stage), files.known_names()) or files.relative_names()
-
-
-def _note_empty_classes(urls: Sequence[str], classes: Sequence[str], caller: str) -> None:
-    for url in filter(os.path.isdir, map(listed_as, urls)):
-        with os.scandir(url) as entries:
-            names = [e.name for e in entries if not e.name.startswith((".", "_")) and e.is_dir()]
-        if empty := sorted({*names} - {*classes}):
-            more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
-            _say_empty(url, ", ".join(empty[:3]) + more, caller)
-
-
-@once
-def _say_empty(folder: str, names: str, caller: str) -> None:
-    what = "an image" if caller == "read_images" else "a file"
-    log.warning(
-        "%s: folders of %s without %s that it reads are no classes: %s", caller, folder, what, names
-    )
-
-
-def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList, pa.Table]:
-    loose = next((n for n, name in enumerate(below) if "/" not in name), None)
-    if loose is not None:
-        raise errors.ConfigError(
-            f"{caller}: {files.names[loose]} lies in no folder of a class: list the folder above those of "
-            "the classes, or take labels=None",
-            path=files.names[loose],
-        )
-    # As ImageFolder sorts them: by class, folder and name, each as text.
-    order = sorted(
-        range(len(below)),
-        key=lambda n: (below[n].split("/", 1)[0], *posixpath.split(below[n])),
-    )
-    classes = [below[n].split("/", 1)[0] for n in order]
-    names = sorted(set(classes))
-    number = {name: label for label, name in enumerate(names)}
-    labels = np.array([number[name] for name in classes], dtype=np.int64)
-    more = pa.table({"class": python_to_arrow(classes, pa.string()), "label": to_arrow(labels)})
-    return files.pick(np.array(order, dtype=np.int64)), more
 
 
 def _parsed_csv(
