@@ -63,7 +63,7 @@ def classification(
         text_pair: column of a second text.
         label: column of the class, of lists of classes, or of lists of a 1 or 0 for each of them; by
             default the first of ``trainpipes_recipes.inputs.LABELS``.
-        train: False to evaluate: every row once, in file order. Pass the classes of the training.
+        train: False to evaluate: every row once. Pass the classes of the training.
         classes: the labels in the order of their class numbers; a dict from labels to class
             numbers; or the number of classes, where labels are integers. Left out, a pass over
             the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` as they

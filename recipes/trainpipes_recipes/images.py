@@ -76,7 +76,7 @@ def images(
         classes: the names of all classes, in the order of their numbers. To evaluate, pass those of
             the training, as folders are numbered by the names that are there.
         size: H and W, in pixels.
-        train: False to evaluate: every row once, in file order, cut to the middle.
+        train: False to evaluate: every row once, cut to the middle.
         scale: to train, the least and greatest share of a picture's area to cut out, 0 to 1.
         padding: to train small pictures, instead of ``scale``: put this many pixels around the
             picture, and cut ``size`` x ``size`` out at a random place.

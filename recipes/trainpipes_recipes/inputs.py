@@ -86,7 +86,8 @@ TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 COMMON = {
     "files": "a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.",
     "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
-    "train": "False to evaluate: every row once, in file order; ranks may end a step apart.",
+    "train": "False to evaluate: every row once; in file order, unless rows are left out or packed and "
+    "``num_shards`` is not 1. Ranks may end a step apart.",
     "batch_size": "rows in a batch.",
     "balance": "to train, give batches of about the same cost to all ranks of a step: so many batches of a "
     "shard are sorted together, 64 for instance. See ``Pipeline.balance``.",
@@ -103,6 +104,8 @@ COMMON = {
     "is an error.",
     "roles": 'other names of roles: ``{"narrator": "system"}``.',
 }
+#: The defaults of each recipe's options.
+DEFAULTS: dict[str, dict[str, Any]] = {}
 Recipe = TypeVar("Recipe", bound=Callable[..., tp.Pipeline])
 
 
@@ -114,6 +117,8 @@ def documented(recipe: Recipe) -> Recipe:
     names = [name for name in inspect.signature(recipe).parameters if name in texts]
     lines = [f"    {name}: {texts[name]}" for name in names]
     recipe.__doc__ = "\n".join([f"{head}Args:", *lines, "", end])
+    options = inspect.signature(recipe).parameters.values()
+    DEFAULTS[recipe.__name__] = {option.name: option.default for option in options}
     return recipe
 
 
@@ -323,6 +328,9 @@ class Input:
             "to show it to the model, join it to the prompt or the messages by map()",
         )
         ways["label"] = "to leave out rows of False, put filter() before"
+        if "context" in DEFAULTS.get(self.recipe, {}) and "" not in used:
+            way = 'to add it to the prompt, give context={!r}; or context=""'
+            ways |= {name: way.format(name) for name in CONTEXTS}
         for name, way in ways.items():
             value = self.first(name) if name in self.columns and name not in used else None
             if isinstance(value, bool) if name == "label" else value:
@@ -335,8 +343,9 @@ class Input:
 
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is a context."""
-        self.warn_of_unused(*columns, context)
-        if (context := self.context(prompt, context)) is None:
+        added = self.context(prompt, context)
+        self.warn_of_unused(*columns, context, added)
+        if (context := added) is None:
             return self.rows(columns)
         return with_context(self.rows([*columns, context]), prompt, context)
 
@@ -377,11 +386,27 @@ class Input:
         else:
             if "sharding_filter" not in names:
                 rows = rows.sharding_filter(num_shards)
+            else:
+                self._warn_of_no_effect("sharding_filter", num_shards=num_shards)
             if not names & {"shuffle", "mix"}:
                 rows = rows.shuffle(buffer_size, seed=seed)
+            else:
+                stage = "shuffle" if "shuffle" in names else "mix"
+                self._warn_of_no_effect(stage, buffer_size=buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)
         return rows
+
+    def _warn_of_no_effect(self, stage: str, **options: Any) -> None:
+        """Log options of the order that the user gave with a pipeline that has an order of its own."""
+        defaults = DEFAULTS.get(self.recipe, options)
+        for option, value in options.items():
+            if value != defaults.get(option, value):
+                log.warning(
+                    "%s(%s=%r) has no effect on the order: the pipeline given has %s() already; "
+                    "set it there, or leave the stage out",
+                    *(self.recipe, option, value, stage),
+                )
 
     def batches(
         self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int,

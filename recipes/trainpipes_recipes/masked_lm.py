@@ -43,7 +43,7 @@ def masked_lm(
     Args:
         tokenizer: as in ``tokenize``, with a mask token.
         text: column of the texts; by default the first of text, content, document and body.
-        train: False to evaluate: every row once, in file order. A ``Loader`` with ``epoch=0`` hides
+        train: False to evaluate: every row once. A ``Loader`` with ``epoch=0`` hides
             the same tokens each time.
         max_length: the most tokens of a row, special tokens included.
         mlm_probability: of choosing a token, or a word, 0 to 1.

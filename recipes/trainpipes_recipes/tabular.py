@@ -95,7 +95,7 @@ def tabular(
             without a name, "Unnamed: 0" or "__index_level_0__".
         categories: columns of texts, integers, bools, or lists of these; by default those of texts, bools
             and lists that are not named elsewhere. Name integers that are ids here.
-        train: False to evaluate: every row once, in file order; of those that ``valid`` says, if given.
+        train: False to evaluate: every row once; of those that ``valid`` says, if given.
         valid: which rows are held out from training, and evaluated: conditions, such as
             ``[["day", ">=", "2026-05-01"]]``, or a share of all, 0 to 1. Rows of which a condition knows
             nothing, such as a day that is null, are in neither part.

@@ -71,13 +71,12 @@ def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The part of all pictures of all ranks whose class is found."""
     model.eval()
-    counts = torch.zeros(2, device=training.DEVICE)
+    counts = training.sums()
     for batch in tp.Loader(held_out):
         counts[0] += (model(batch["images"]).logits.argmax(1) == batch["labels"]).sum()
         counts[1] += len(batch["labels"])
     model.train()
-    right, pictures = training.over_ranks(counts).tolist()
-    return float(right / max(1, pictures))
+    return training.mean_over_ranks(counts)
 
 
 if __name__ == "__main__":

@@ -53,12 +53,11 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The mean loss over all targets of all ranks."""
     model.eval()
-    sums = torch.zeros(2, device=training.DEVICE)
+    sums = training.sums()
     for batch in tp.Loader(held_out):
         sums += torch.stack([training.loss_sum(model, batch), training.targets_of(batch)])
     model.train()
-    total, targets = training.over_ranks(sums).tolist()
-    return float(total / max(1, targets))
+    return training.mean_over_ranks(sums)
 
 
 if __name__ == "__main__":

@@ -135,13 +135,12 @@ def loss_of(model: Any, batch: dict[str, Any], reduction: str = "mean") -> Tenso
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The mean loss over all rows of all ranks."""
     model.eval()
-    sums = torch.zeros(2, device=training.DEVICE)
+    sums = training.sums()
     for batch in tp.Loader(held_out):
         sums[0] += loss_of(model, batch, "sum")
         sums[1] += len(batch["labels"])
     model.train()
-    total, rows = training.over_ranks(sums).tolist()
-    return float(total / max(1, rows))
+    return training.mean_over_ranks(sums)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,24 @@ def over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def sums() -> Tensor:
+    """Room for a total and a count, float64 ``[2]``: float32 loses ones from 2**24 on."""
+    return torch.zeros(2, dtype=torch.float64, device=DEVICE)
+
+
+def mean_over_ranks(sums: Tensor) -> float:
+    """The total by the count of all ranks.
+
+    Raises:
+        DataError: nothing was counted.
+    """
+    total, count = over_ranks(sums).tolist()
+    if not count:
+        way = "look at what holds them out, or at the filter of the files to evaluate on"
+        raise tp.DataError(f"evaluating: no rank has a row with a target: {way}")
+    return float(total / count)
+
+
 def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
     """One file for all ranks, whole or not there."""
     states = {

@@ -62,7 +62,7 @@ def video_classification(
             videos.
         size: H and W, in pixels.
         resize: pixels of the shorter side before ``size`` is cut out; 8/7 of it by default.
-        train: False to evaluate: every row once, in file order, cut to the middle.
+        train: False to evaluate: every row once, cut to the middle.
         flip: to train, the probability of mirroring left to right.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.

@@ -295,6 +295,34 @@ def test_what_comes_before_a_prompt_and_is_not_used_is_told_of(
     assert len(caplog.messages) == 3
 
 
+def test_a_context_beside_a_question_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    squad = tp.from_dataset([{"question": "Where?", "context": "In Oslo.", "answer": "Oslo"}])
+    for recipe in ("sft", "seq2seq"):
+        tp.recipe(recipe, squad, "bytes")
+    way = "is not used: to add it to the prompt, give context='context'; or context=\"\""
+    assert caplog.messages == [f"{recipe}: column 'context' {way}" for recipe in ("sft", "seq2seq")]
+    (batch,) = sft(squad, "bytes", context="context", batch_size=1, drop_last=False)
+    assert "In Oslo." in bytes(batch["input_ids"][0].tolist()[:-1]).decode()
+    sft(squad, "bytes", context="")
+    sft(squad.rename({"question": "instruction", "answer": "output"}), "bytes")
+    assert len(caplog.messages) == 2
+
+
+def test_options_of_an_order_that_the_pipeline_has_already_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = tp.from_dataset([{"prompt": "a", "response": "b"}] * 20)
+    sft(rows, "bytes", num_shards=8, seed=7, buffer_size=500)
+    sft(rows.sharding_filter(4).shuffle(10, seed=1), "bytes")
+    sft(rows.shuffle(10, seed=1), "bytes", num_shards=8)
+    assert not caplog.messages
+    sft(rows.sharding_filter(4).shuffle(10, seed=1), "bytes", num_shards=8, seed=7, buffer_size=500)
+    tp.recipe("sft", tp.mix({"a": rows}), "bytes", seed=7)
+    options = ["num_shards=8", "buffer_size=500", "seed=7", "seed=7"]
+    assert [text.partition(")")[0] for text in caplog.messages] == [f"sft({o}" for o in options]
+    assert caplog.messages[-1].endswith("has mix() already; set it there, or leave the stage out")
+
+
 def test_a_pipeline_whose_columns_are_named_is_not_read_to_build_a_recipe(tmp_path: Path) -> None:
     later = tp.read_json(str(tmp_path / "later.jsonl"))
     sft(later, "bytes", prompt="p", response="r")

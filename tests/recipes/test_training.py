@@ -166,6 +166,15 @@ def test_pictures_to_evaluate_have_the_classes_of_the_training(
         train("train_images", "--steps", "2", "--eval-files", str(tmp_path / "later"))
 
 
+def test_an_evaluation_counts_millions_exactly_and_none_is_an_error() -> None:
+    sums = training.sums()
+    sums[1] += 2**25
+    sums += torch.tensor([2.0, 1.0])
+    assert training.mean_over_ranks(sums) == 2 / (2**25 + 1)
+    with pytest.raises(tp.DataError, match="no rank has a row with a target: look at what holds"):
+        training.mean_over_ranks(training.sums())
+
+
 def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Path) -> None:
     """Four rows at once, or two and two: the same gradients but for rounding."""
     together = train("train_sft", "--steps", "6")

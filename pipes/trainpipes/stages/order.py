@@ -162,7 +162,8 @@ class ShardingFilter(stage_kinds.ShardStage):
         num_shards: S, the number of logical shards. Many world sizes divide 24, 48, 96, 240 and
             960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
-            batches in file order, and every consumer reads all rows: for evaluation.
+            batches in file order, or rows where a stage leaves some out, and every consumer reads
+            all rows: for evaluation.
         tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
             batches; "uneven" delivers all, so that ranks may end a step or more apart: for
             evaluation without collectives in the loop. A state saved at such an end needs the same
