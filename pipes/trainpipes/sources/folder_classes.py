@@ -85,7 +85,7 @@ def by_folder(
     files: FileList, urls: Sequence[str], reader: Stage, chosen: bool
 ) -> tuple[FileList, pa.Table]:
     """The files class by class, and the columns ``class`` and ``label`` of them. Unless they were ``chosen``
-    among those listed, folders without any are told.
+    among those listed, folders without any are logged.
     """
     caller = str(reader)
     below, held = _below_classes(files, urls, caller)
