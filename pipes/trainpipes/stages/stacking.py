@@ -89,12 +89,13 @@ def as_floats(batch: Any, floats: np.dtype[Any], first_row: int = 0) -> Any:
     def cast(item: Any) -> torch.Tensor | None:
         if not isinstance(item, torch.Tensor) or not item.is_floating_point():
             return None
-        values = (item.float() if item.dtype == torch.bfloat16 else item).numpy()
-        try:
-            read_columns.check_fit(values, floats, None, "leave such rows out with filter()")
-        except BadCell as bad:
-            raise BadCell(first_row + (bad.row or 0), str(bad)) from None
-        return torch.from_numpy(values.astype(floats, copy=False))
+        made = item.to(getattr(torch, floats.name))
+        lost = made.isinf() & item.isfinite()
+        if lost.any():
+            row, value = first_row + int(lost.nonzero()[0, 0]), float(item[lost][0])
+            way = "leave such rows out with filter()"
+            raise BadCell(row, f"holds {value}, which {floats} cannot hold; {way}")
+        return made
 
     return map_tensors(batch, cast)
 
