@@ -336,6 +336,22 @@ class Input:
             if isinstance(value, bool) if name == "label" else value:
                 log.warning("%s: column %r is not used: %s", self.recipe, name, way)
 
+    def warn_of_joint(self, prompt: str, response: str) -> None:
+        """Log that nothing parts the last word of a prompt from the first of a response, by the first row;
+        read only as in ``warn_of_unused``.
+        """
+        if "columns" not in vars(self):
+            return
+        rows = self.rows([prompt, response]).distributed(rank=0, world_size=1)
+        row = next(iter(rows), {})
+        before, after = row.get(prompt), row.get(response)
+        if not (isinstance(before, str) and isinstance(after, str) and before and after):
+            return
+        if (before[-1].isalnum() or before[-1] in ".,:;!?") and after[0].isalnum():
+            said = f"{before[-20:]!r} and {after[:20]!r} become one text, without a space between"
+            way = f'put one, or "\\n", before each {response!r} by map()'
+            log.warning("%s: %s: %s", self.recipe, said, way)
+
     def warn_of_own_classes(self) -> None:
         """Log that data to evaluate on may number its classes otherwise than the training did."""
         said = "%s: classes are numbered in the order of the names that are here; %s"

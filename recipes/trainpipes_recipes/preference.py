@@ -110,6 +110,7 @@ def preference(
             rows = data.rows(names).then(SplitPrompt(names[0], names[1], prompt))
         elif are_texts:
             (prompt,) = data.find({"prompt": prompt}, PROMPTS)
+            data.warn_of_joint(prompt, names[0])
             rows = data.prompted(prompt, None, [prompt, *names])
         else:
             prompt = next((n for n in common if not isinstance(data.first(n), str)), prompt)

@@ -39,8 +39,9 @@ def sft(
         labels           input_ids on the response and its end-of-text, -100 elsewhere, also on the
                          end-of-text of a row that was cut
 
-    Labels are not shifted: compare the logits at position t with the label at t + 1. A row that is
-    too long loses its end. For conversations of several turns use ``chat``.
+    Labels are not shifted: compare the logits at position t with the label at t + 1. A response
+    follows its prompt as it is, without a space of its own. A row that is too long loses its end.
+    For conversations of several turns use ``chat``.
 
     Args:
         prompt: column of the model's input; by default it and ``response`` are the first pair of
@@ -62,6 +63,7 @@ def sft(
     )  # fmt: skip
     if rows is None:
         prompt, response = data.find({"prompt": prompt, "response": response}, PAIRS)
+        data.warn_of_joint(prompt, response)
         rows = data.prompted(prompt, context, [prompt, response]).tokenize(
             tokenizer, concat=[prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,

@@ -87,8 +87,8 @@ def tokens(
         raise ConfigError(f"tokens({files!r}): {why}: {way}")
     data = Input("tokens", files, storage_options)
     (column,) = data.find({"column": column}, TOKENS)
-    labels = ["labels"] if "labels" in data.columns else []
-    rows = data.rows([column, *labels])
+    others = [name for name in ("labels", "attention_mask") if name in data.columns]
+    rows = data.rows([column, *others])
     rows = data.arrange(rows, train, buffer_size, seed, num_shards).repeat(epochs)
     packed = rows.pack(
         max_length, method=method, column=column, buffer_size=pack_buffer_size,

@@ -279,11 +279,11 @@ def test_names_of_columns_that_are_a_row_are_told_of(text: str, way: str, tmp_pa
 def test_what_comes_before_a_prompt_and_is_not_used_is_told_of(
     column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pair = {"question": "2 + 2?", "response": "4", column: "Be brief."}
+    pair = {"question": "2 + 2?", "response": " 4", column: "Be brief."}
     said = f"column {column!r} is not used: to show it to the model, join it to the prompt"
     sft(tp.from_dataset([{**pair, column: None}, pair]), "bytes")
     assert [text.partition(": ")[2][: len(said)] for text in caplog.messages] == [said]
-    rows = tp.from_dataset([{**pair, "chosen": "4", "rejected": "5"}])
+    rows = tp.from_dataset([{**pair, "chosen": " 4", "rejected": " 5"}])
     tp.recipe("preference", rows, "bytes", batch_size=1)
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     tp.recipe("chat", tp.from_dataset([{"messages": turns, column: "x"}]), chat_tokenizer())
@@ -329,8 +329,25 @@ def test_a_pipeline_whose_columns_are_named_is_not_read_to_build_a_recipe(tmp_pa
     tp.recipe("chat", later, chat_tokenizer(), messages="m")
 
 
+def test_a_response_that_runs_into_its_prompt_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pair = {"instruction": "Add 1.", "output": "2", "rejected": "3"}
+    sft(tp.from_dataset([pair]), "bytes")
+    way = r'a space between: put one, or "\n", before each'
+    said = f"sft: 'Add 1.' and '2' become one text, without {way} 'output' by map()"
+    assert caplog.messages == [said]
+    rows = tp.from_dataset([{**pair, "chosen": "2"}])
+    tp.recipe("preference", rows, "bytes", batch_size=1)
+    assert len(caplog.messages) == 2
+    for name, text in [("output", "\n2"), ("instruction", "Add 1.\n"), ("instruction", "<|a|>")]:
+        sft(tp.from_dataset([{**pair, name: text}]), "bytes")
+    sft(tp.from_dataset([pair]), "bytes", prompt="instruction", response="output", context="")
+    assert len(caplog.messages) == 2
+
+
 def test_a_label_that_calls_responses_bad_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    row = {"prompt": "2 + 2?", "completion": "5", "label": False}
+    row = {"prompt": "2 + 2?", "completion": " 5", "label": False}
     sft(tp.from_dataset([row]), "bytes")
     way = "to leave out rows of False, put filter() before"
     assert caplog.messages == [f"sft: column 'label' is not used: {way}"]

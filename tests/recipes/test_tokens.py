@@ -85,6 +85,18 @@ def test_labels_of_the_rows_are_kept() -> None:
     assert batch["labels"].tolist() == [[-100, 2, -100, -100, 2, -100]]
 
 
+def test_rows_with_padding_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": [[1, 2], [3, 0]], "attention_mask": [[1, 1], [1, 0]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pipe = tokens(tmp_path, max_length=6, batch_size=1, epochs=1, num_shards=1)
+    with pytest.raises(tp.DataError, match=r"must be 1 on .*, got 0 on padding") as caught:
+        list(pipe)
+    assert caught.value.row == 1
+    assert list(
+        tokens(tp.from_arrow(table[:1]), max_length=6, batch_size=1, epochs=1, num_shards=1)
+    )
+
+
 @pytest.mark.parametrize(("data", "options", "said"), [
     ("a.bin", {"dtype": "uint16", "column": "ids"}, "got dtype='uint16' and column='ids'"),
     (tp.from_dataset([1]), {"dtype": "uint16"}, "got dtype='uint16' and a pipeline"),

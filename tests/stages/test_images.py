@@ -357,6 +357,9 @@ def test_parts_are_cut_everywhere_alike_and_are_parts() -> None:
     assert np.abs(counts - 200).max() < 67  # 5 sigma
     (row,) = rows.take(1).center_crop((2, 4))
     assert row["image"].tolist() == [[[13, 14, 15, 16], [19, 20, 21, 22]]]
+    for side, first in ((5, 0), (3, 2), (1, 2)):  # half a pixel goes as torchvision's
+        (row,) = rows.take(1).center_crop(side)
+        assert np.array_equal(row["image"], image[:, first : first + side, first : first + side])
     padded = [row["image"] for row in rows.take(200).random_crop(6, padding=2, fill=99)]
     assert all(part.shape == (1, 6, 6) for part in padded)
     assert any((part[0, :2] == 99).all() for part in padded)
@@ -574,6 +577,18 @@ def test_a_state_knows_a_transform_by_how_it_prints() -> None:
 def test_wrong_batches_are_refused(make: Any, said: str) -> None:
     with pytest.raises((tp.DataError, tp.ConfigError), match=said):
         list(make(photos().batch(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint32])
+def test_integers_that_are_no_pixels_are_refused(dtype: torch.dtype) -> None:
+    rows = tp.from_dataset([{"image": torch.full((3, 4, 4), 200).to(dtype)}] * 2)
+    said = f"holds {str(dtype)[6:]}, and pixels are integers of 8 or 16 bits, .*: make them uint8"
+    for pipe in (rows.normalize(), rows.batch(2).collate().normalize()):
+        with pytest.raises(tp.SchemaError, match=said) as caught:
+            list(pipe)
+        assert caught.value.row == 0
+    short = rows.map(lambda row: {"image": row["image"].numpy().astype(np.uint16)})
+    assert next(iter(short.normalize(0, 1)))["image"].max() == np.float32(200 / 65535)
 
 
 # Several pictures of a row

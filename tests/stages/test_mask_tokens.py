@@ -166,6 +166,30 @@ def test_the_tokenizer_below_says_what_is_special() -> None:
     assert (told["mask_token_id"], told["vocab_size"]) == (1, 7)
 
 
+def test_padding_is_not_hidden() -> None:
+    table = pa.table({"input_ids": [[5, 6, 7, 7]] * 3, "attention_mask": [[1, 1, 0, 0]] * 3})
+    _, labels = pairs(tp.from_arrow(table).mask_tokens(1.0, **KNOWN))
+    assert labels.tolist() == [5, 6, -100, -100] * 3
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_labels_stay_where_rows_are_packed(method: Any, mixed: bool) -> None:
+    masked = rows().mask_tokens(0.5, mask_replace_prob=1, random_replace_prob=0, **KNOWN)
+    chain = tp.mix({"a": masked}).sharding_filter(1) if mixed else masked
+    ids, labels = pairs(chain.pack(35, method=method))
+    assert ((ids == MASK) == (labels != -100)).all()
+    assert int((ids == MASK).sum()) == sum(row["input_ids"].count(MASK) for row in masked)
+
+
+def test_packed_rows_are_hidden_without_their_labels() -> None:
+    packed = rows().pack(100)
+    with pytest.raises(tp.SchemaError, match=r"'labels' already; .*drop_columns\('labels'\)"):
+        list(packed.mask_tokens(**KNOWN))
+    ids, labels = pairs(packed.drop_columns("labels").mask_tokens(**KNOWN))
+    assert (labels[ids == MASK] != -100).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

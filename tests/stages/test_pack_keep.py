@@ -173,3 +173,20 @@ def test_it_is_kept_in_yaml_and_in_the_identity_of_a_state() -> None:
         without.load_state_dict(documents(9).pack(8).state_dict())
     with pytest.raises(tp.StateError, match="keep"):
         without.load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_padding_is_not_packed(method: Any, recwarn: pytest.WarningsRecorder) -> None:
+    table = pa.table({
+        "input_ids": [[5, 6, 7], [], [8, 9, 0]], "attention_mask": [[1, 1, 1], [], [1, 1, 0]],
+    })  # fmt: skip
+    rows = tp.from_arrow(table)
+    for padded in (rows, tp.from_dataset(table.to_pylist())):
+        with pytest.raises(tp.DataError, match="got 0 on padding; tokenize without") as caught:
+            list(padded.pack(8, method=method))
+        assert caught.value.row == 2
+    whole = list(rows.take(2).pack(8, method=method))
+    assert [row["segment_ids"] for row in whole] == [[1, 1, 1, 0, 0, 0, 0, 0]]
+    kept = next(iter(rows.drop_columns("attention_mask").pack(8, method=method)))
+    assert sorted(kept["input_ids"]) == [0, 0, 0, 5, 6, 7, 8, 9]
+    assert not recwarn.list

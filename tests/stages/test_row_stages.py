@@ -79,6 +79,14 @@ def test_labels_are_the_ids_where_asked() -> None:
     assert batch["labels"].tolist() == [[1, 2, 3, 4, 5], [-100] * 5]
 
 
+def test_padding_is_no_label() -> None:
+    masks = [[1, 1, 1, 0, 0], [], [0], [1, 1]]
+    labels = [row["labels"] for row in ids(attention_mask=masks).add_labels()]
+    assert labels == [[1, 2, 3, -100, -100], [], [-100], IDS[3]]
+    with pytest.raises(tp.DataError, match="got 1 where 'input_ids' has 2"):
+        list(ids(attention_mask=[[1] * 5, [], [1], [1]]).add_labels())
+
+
 def test_a_mask_of_another_length_names_its_row(tmp_path: Path) -> None:
     table = pa.table({"input_ids": IDS, "mask": [[1] * 5, [], [1], [1]]})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)

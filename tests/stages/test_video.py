@@ -219,6 +219,16 @@ def test_frames_without_times_count_at_their_rate(codec: str, container: str) ->
     assert digests(decoded(content, start=1, fps=5)) == [expected[n] for n in (27, 32, 37, 42, 47)]
 
 
+@pytest.mark.parametrize("kind", ["mp4", "avi", "variable rate"])
+def test_a_clip_between_two_frames_has_the_one_that_is_shown(kind: str) -> None:
+    content = video(**KINDS[kind])
+    times, frames = in_order(content)
+    for begin in (float(times[7]) + 0.005, float(times[-1]) + 0.005):
+        (found,) = decoded(content, start=begin, duration=0.001)
+        last = max(n for n, time in enumerate(times) if time < begin)
+        assert digests([found]) == digests([frames[last]])
+
+
 @pytest.mark.parametrize("rotation", [90, 180, -90])
 def test_videos_come_upright(rotation: int) -> None:
     content = video(12, rotation=rotation)

@@ -219,8 +219,9 @@ def lists_of(values: pa.Array, placing: Placing, first: int, stop: int) -> pa.Ar
 
 
 def rows_of(
-    documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
-) -> pa.Table:
+    documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int,
+    masked: bool = False,
+) -> pa.Table:  # fmt: skip
     low, high = int(placing.bounds[first]), int(placing.bounds[stop])
     lengths = placing.length[low:high]
     from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]
@@ -255,7 +256,8 @@ def rows_of(
     ids = column(documents.columns["input_ids"], pad_id)
     known_labels = documents.columns.get("labels")
     labels = ids.copy() if known_labels is None else column(known_labels, IGNORED)
-    labels[before] = IGNORED
+    if not masked:
+        labels[before] = IGNORED
     labels[padding] = IGNORED
     columns = {
         "input_ids": ids,

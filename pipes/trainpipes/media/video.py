@@ -178,7 +178,10 @@ class Video:
             return [track.start + (begin + t) / track.tick for t in choice.middles(duration)]
         first = None if begin == 0 else track.start + begin / track.tick
         stop = None if clip.duration is None else track.start + (begin + duration) / track.tick
-        return [Fraction(time + 1) for time in track.times(first, stop)]
+        times = track.times(first, stop)
+        if not times:  # the frame that is shown all the time
+            return [track.start + (begin + duration / 2) / track.tick]
+        return [Fraction(time + 1) for time in times]
 
     def frames(
         self, ticks: Sequence[Fraction], size: Callable[[int, int], tuple[int, int]] | None
@@ -186,8 +189,6 @@ class Video:
         """The frames that are shown just before ``ticks``."""
         from av.video.reformatter import VideoReformatter
 
-        if not ticks:
-            raise NoVideo("no frame of it lies in the part that is wanted")
         track, converter = self.track, VideoReformatter()
         times = np.empty(len(ticks))
         pixels: Any = None

@@ -197,6 +197,14 @@ class Windows(JoiningSource):
     0 [0 1 2]
     0 [2 3 4]
     1 [5 6 7]
+
+    A window with a null is a list with None. To have arrays alone, fill nulls before:
+
+    >>> import pyarrow.compute as pc
+    >>> rows = tp.from_arrow(pa.table({"x": [1.5, None, 2.5]}))
+    >>> filled = rows.with_columns(lambda c: {"x": pc.fill_null(c["x"], float("nan"))}, format="arrow")
+    >>> next(iter(filled.windows(3)))["x"]
+    array([1.5, nan, 2.5])
     """
 
     length: Count

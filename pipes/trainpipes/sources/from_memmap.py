@@ -50,7 +50,8 @@ class MemmapDataset(Dataset[Any]):
         dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers, as nanoGPT has
             them. Rows have ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
-        labels: with ``dtype``, add ``labels``, the next tokens.
+        labels: with ``dtype``, add ``labels``, the next tokens: shifted already. Models of transformers
+            shift labels themselves: use the recipe ``tokens``.
 
     Raises:
         MissingFilesError: there is no such file.

@@ -232,7 +232,10 @@ def unbatched(caller: Stage, row: Any) -> ConfigError:
 
 
 def taken(name: str, caller: Stage) -> DataError:
-    way = "rename() it, drop it with select(), or give the new one another name"
+    ways = ["rename() it", f"leave it out with drop_columns({name!r})"]
+    if any(isinstance(value, str) and value == name for value in caller.options.values()):
+        ways.insert(1, "give the new one another name")
+    way = ", or ".join(ways)
     return refused(caller, f": the rows have a column {name!r} already; {way}")
 
 

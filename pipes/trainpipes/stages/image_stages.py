@@ -166,7 +166,7 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
     if min(room) < 0:
         sizes = f"{image.shape[1]} x {image.shape[2]} pixels, and {height} x {width}"
         raise NoPicture(f"has {sizes} are cut out of it: put resize() before")
-    top, left = room[0] // 2, room[1] // 2
+    top, left = round(room[0] / 2), round(room[1] / 2)  # as torchvision, half to even
     if drawn:
         top, left = (int(part * (free + 1)) for part, free in zip(drawn, room, strict=True))
     return np.array(image[:, top : top + height, left : left + width], order="C")
@@ -431,7 +431,7 @@ class Normalize(ImageStage):
 
     Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]``,
     ``[B, T, C, H, W]`` or ``[B, T, H, W, C]`` (of which the second comes out), which is faster. Floats
-    are not divided; other integers are divided by the largest of their type.
+    are not divided; integers of 8 and 16 bits are divided by the largest of their type.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
@@ -441,7 +441,7 @@ class Normalize(ImageStage):
     Raises:
         ConfigError: a mean or deviation above 1, and images of integers.
         DataError: an image has another number of channels.
-        SchemaError: batches have no such column of tensors.
+        SchemaError: batches have no such column of tensors, or pixels are integers of 32 or 64 bits.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.array([[[0, 51, 255]]], np.uint8)}])
@@ -488,6 +488,12 @@ class Normalize(ImageStage):
                 raise refused(self, f": an image has {got}", DataError)
         pixels: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
+            if image.dtype.itemsize > 2:
+                ways = "with map(), or of a batch with pad_collate(dtype=torch.uint8)"
+                way = f"make them uint8, or floats from 0 to 1, {ways}"
+                rule = "pixels are integers of 8 or 16 bits, or floats"
+                said = f": column {self.column!r} holds {image.dtype}, and {rule}: {way}"
+                raise refused(self, said)
             if self._above_1:
                 most, got = np.iinfo(image.dtype).max, self.options[self._above_1]
                 rule = f"up to 1, as {image.dtype} is divided by {most} first, got {got}"
@@ -508,12 +514,6 @@ class Normalize(ImageStage):
             got = shown(list(images.shape) if isinstance(images, torch.Tensor) else images, 60)
             rule = "holds images, a tensor [B, C, H, W], or of videos [B, T, C, H, W]"
             raise refused(self, f": column {self.column!r} {rule}, got {got}")
-        if images.dtype == torch.int64:
-            way = "pass pad_collate(dtype=torch.uint8), use collate(), or put normalize() before batch()"
-            said = (
-                f": column {self.column!r} holds int64, as pad_collate() makes of integers in lists"
-            )
-            raise refused(self, f"{said}: {way}")
         if images.dim() == 5 and is_channels_last(images.shape[1:]):
             images = images.movedim(-1, 2).contiguous()
         return {**batch, self.column: torch.from_numpy(self.changed(as_array(images), ()))}

@@ -20,10 +20,24 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.held import CursorsOf, Held, around, opened
 from trainpipes.interfaces.quarantine import LeftOut, OnError
-from trainpipes.interfaces.read_columns import at_row, check_beside, ids_of, names_of, numbers_of
+from trainpipes.interfaces.read_columns import (
+    at_row,
+    check_beside,
+    ids_of,
+    names_of,
+    numbers_of,
+    row_at,
+)
 from trainpipes.interfaces.stage import Stage, Tally, made_once
-from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
+from trainpipes.interfaces.stage_kinds import (
+    CombiningSource,
+    OpenBelow,
+    PackingStage,
+    RepeatStage,
+    stages_within,
+)
 from trainpipes.stages.columns import Rename
+from trainpipes.stages.token_ids import MaskTokens, padding_of
 from trainpipes.stages.tokenizing import TakesTokenizer, TargetStage, Tokenizes, have_target
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
@@ -48,8 +62,8 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
 
     - input_ids: the documents' tokens in turn, then padding
-    - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
-      and on padding
+    - labels: input_ids, or the rows' own column "labels"; -100 on padding, and on the first token
+      of each document unless ``mask_tokens`` made them
     - position_ids: from 0 in each document; 0 on padding
     - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
@@ -82,8 +96,8 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
 
     Raises:
         DataError: an id is null or beyond int32, a list is not as long as that of ``column``, a
-            document is too long with ``overflow="raise"``, or a row has no target with
-            ``on_error="raise"``.
+            document is too long with ``overflow="raise"``, a row has no target with
+            ``on_error="raise"``, or the rows' "attention_mask" is 0 somewhere.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -129,6 +143,8 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
     #: Whether the rows of a window come in another order every epoch.
     _reorders: ClassVar[bool] = False
     _tokenize: ClassVar[Tokenizes | None] = None
+    #: Whether labels are of the tokens at their own places, and not of the next ones.
+    _masked: ClassVar[bool] = False
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = self.tokenizes(below) if self.pad_token_id is None else None
@@ -136,7 +152,10 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             tokenize.pads(f"{self}: the end of a row", "pack(pad_token_id=...)")
         crosses = any(isinstance(s, RepeatStage) or s.traits.endless for s in below)
         reorders = any(stage.traits.reorders for stage in below)
-        return self._resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
+        masked = any(isinstance(stage, MaskTokens) for stage in stages_within(below))
+        return self._resolved(
+            _crosses=crosses, _reorders=reorders, _tokenize=tokenize, _masked=masked
+        )
 
     @cached_property
     def fill_id(self) -> int:
@@ -163,7 +182,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
                 size, pad = self.max_length, self.fill_id
-                table = packing.rows_of(documents, placing, first, stop, size, pad)
+                table = packing.rows_of(documents, placing, first, stop, size, pad, self._masked)
                 for name, values in kept.items():
                     lists = packing.lists_of(values, placing, first, stop)
                     table = table.append_column(name, lists)
@@ -242,6 +261,13 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             way = "leave one pack() out"
             raise ConfigError(f"{self} takes documents, and these rows are packed already: {way}")
         need_columns(names, self.keep, self)
+        if (padding := padding_of(block, self.column, lengths, self)) is not None:
+            way = 'tokenize without padding, or leave the mask out with drop_columns("attention_mask")'
+            said = (
+                f'"attention_mask" must be 1 on all tokens of a document, got 0 on padding; {way}'
+            )
+            row = row_at(int(np.argmax(padding)), lengths)
+            raise at_row(f"{self}: {said}", self, block.ids[row])
         self._warn_of_others(names)
         label_columns = ["labels"] if "labels" in names else []
         for name in [*label_columns, *self.along]:

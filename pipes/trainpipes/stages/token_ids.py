@@ -23,12 +23,24 @@ from trainpipes.columns.types import fixed_shape
 from trainpipes.engine.planning.row_names import HashArray, mix, unit
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.quarantine import OnError
-from trainpipes.interfaces.read_columns import check_beside, ids_of, label_dtype, numbers_of
+from trainpipes.interfaces.read_columns import (
+    check_beside,
+    ids_of,
+    label_dtype,
+    names_of,
+    numbers_of,
+)
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import row_table, with_column
-from trainpipes.stages.tokenizing import TakesTokenizer, TargetStage, Tokenizes, have_target
+from trainpipes.stages.tokenizing import (
+    Flags,
+    TakesTokenizer,
+    TargetStage,
+    Tokenizes,
+    have_target,
+)
 from trainpipes.tokenizers.engine import MASKS, begins_word
 
 #: What is cut where nothing is said, if it is there.
@@ -103,8 +115,18 @@ class Truncate(TargetStage, RunStage, takes="columns"):
         return self.check_targets(run, trains, cut, before=block)
 
 
+def padding_of(block: Block, column: str, lengths: IntArray, stage: Stage) -> Flags | None:
+    """Which ids are padding by the rows' own "attention_mask", bool ``[ids]``; None if none is."""
+    if column != "input_ids" or "attention_mask" not in names_of(block, stage):
+        return None
+    mask, mask_lengths = numbers_of(block, "attention_mask", stage)
+    check_beside(block.ids, "attention_mask", mask_lengths, column, lengths, stage)
+    return None if mask.all() else mask == 0
+
+
 class AddLabels(RunStage, takes="columns"):
-    """Add a column "labels": the token ids, or -100 where nothing is to be predicted.
+    """Add a column "labels": the token ids, or -100 where nothing is to be predicted, as where the
+    rows' "attention_mask" is 0.
 
     Labels are not shifted: the label at position t is the token at t, which the logits at t - 1
     predict.
@@ -149,6 +171,8 @@ class AddLabels(RunStage, takes="columns"):
             labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
+        if (padding := padding_of(block, self.column, lengths, self)) is not None:
+            labels[padding] = IGNORED
         labelled = table.append_column("labels", list_array(labels, lengths))
         return run.with_block(block.with_data(labelled))
 
@@ -176,7 +200,7 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
 
     Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
     column "labels" holds the chosen tokens' ids, and -100 elsewhere. Each token (or whole word) is
-    chosen by seed, epoch, row and place alone.
+    chosen by seed, epoch, row and place alone; none where the rows' "attention_mask" is 0.
 
     Args:
         mlm_probability: of choosing a token, or a word, 0 to 1.
@@ -299,6 +323,8 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
         (mask, size, hidden, begins), first = self._known, np.arange(len(values), dtype=np.int64)
         starts, special = np.cumsum(lengths) - lengths, np.isin(values, hidden)
         place = first - np.repeat(starts, lengths)
+        if (padding := padding_of(block, self.column, lengths, self)) is not None:
+            special |= padding
         if begins is not None:
             first = word_of(
                 begins[np.minimum(values, len(begins) - 1)], special, starts[lengths > 0]
