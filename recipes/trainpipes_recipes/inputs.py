@@ -343,13 +343,13 @@ class Input:
         if "columns" not in vars(self):
             return
         rows = self.rows([prompt, response]).distributed(rank=0, world_size=1)
-        row = next(iter(rows), {})
+        row: dict[str, Any] = next(iter(rows), {})
         before, after = row.get(prompt), row.get(response)
         if not (isinstance(before, str) and isinstance(after, str) and before and after):
             return
         if (before[-1].isalnum() or before[-1] in ".,:;!?") and after[0].isalnum():
             said = f"{before[-20:]!r} and {after[:20]!r} become one text, without a space between"
-            way = f'put one, or "\\n", before each {response!r} by map()'
+            way = 'put one, or "\\n", before each response by map()'
             log.warning("%s: %s: %s", self.recipe, said, way)
 
     def warn_of_own_classes(self) -> None:

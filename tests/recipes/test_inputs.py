@@ -334,9 +334,8 @@ def test_a_response_that_runs_into_its_prompt_is_told_of(
 ) -> None:
     pair = {"instruction": "Add 1.", "output": "2", "rejected": "3"}
     sft(tp.from_dataset([pair]), "bytes")
-    way = r'a space between: put one, or "\n", before each'
-    said = f"sft: 'Add 1.' and '2' become one text, without {way} 'output' by map()"
-    assert caplog.messages == [said]
+    way = r'a space between: put one, or "\n", before each response by map()'
+    assert caplog.messages == [f"sft: 'Add 1.' and '2' become one text, without {way}"]
     rows = tp.from_dataset([{**pair, "chosen": "2"}])
     tp.recipe("preference", rows, "bytes", batch_size=1)
     assert len(caplog.messages) == 2

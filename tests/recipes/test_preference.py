@@ -271,7 +271,7 @@ def test_what_two_texts_share_are_whole_words(chosen: Any, rejected: Any, prompt
 
 @pytest.mark.parametrize("row", [
     trio([ASK], [ANSWER], [ANSWER]), shared([trio([ASK], [ANSWER], [ANSWER])])[0],
-    {"chosen": "Q: a A: b", "rejected": "Q: a A: c"}, trio("a", "b", "c"),
+    {"chosen": "Q: a A: b", "rejected": "Q: a A: c"}, trio("a ", "b", "c"),
 ])  # fmt: skip
 def test_columns_that_are_left_out_are_told_of(
     row: dict[str, Any], caplog: pytest.LogCaptureFixture

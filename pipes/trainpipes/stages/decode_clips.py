@@ -308,7 +308,7 @@ class DecodeVideo(ClipDecoder):
         start: the clip's first second, from the first frame on, which may be shown later than the sound
             begins; or a column of these.
         duration: seconds of the clip, a column of these, or ``trainpipes.random_crop(seconds)``. A
-            clip ends where its file does.
+            clip ends where its file does; one between two frames has the one that is shown then.
         output_column: the column of arrays; ``column`` by default.
         times_column: a new column of the times of frames in seconds, float64 ``[frames]``.
         on_error: for a file that cannot be decoded or is not there, or a null: "raise"; or "skip" the row
