@@ -296,7 +296,7 @@ def test_what_comes_before_a_prompt_and_is_not_used_is_told_of(
 
 
 def test_a_context_beside_a_question_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    squad = tp.from_dataset([{"question": "Where?", "context": "In Oslo.", "answer": "Oslo"}])
+    squad = tp.from_dataset([{"question": "Where?", "context": "In Oslo.", "answer": " Oslo"}])
     for recipe in ("sft", "seq2seq"):
         tp.recipe(recipe, squad, "bytes")
     way = "is not used: to add it to the prompt, give context='context'; or context=\"\""
@@ -311,7 +311,7 @@ def test_a_context_beside_a_question_is_told_of(caplog: pytest.LogCaptureFixture
 def test_options_of_an_order_that_the_pipeline_has_already_are_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rows = tp.from_dataset([{"prompt": "a", "response": "b"}] * 20)
+    rows = tp.from_dataset([{"prompt": "a", "response": " b"}] * 20)
     sft(rows, "bytes", num_shards=8, seed=7, buffer_size=500)
     sft(rows.sharding_filter(4).shuffle(10, seed=1), "bytes")
     sft(rows.shuffle(10, seed=1), "bytes", num_shards=8)
