@@ -432,3 +432,76 @@ def test_a_filter_of_batches_is_not_asked_for_rows() -> None:
     expected = [[*range(n, n + 4)] for n in (0, 8, 16)]
     assert [batch["x"].to_pylist() for batch in batches.collate(format="arrow")] == expected
     assert [batch["x"].tolist() for batch in batches.collate()] == expected
+
+
+def with_arrays(n: int) -> dict[str, Any]:
+    return {
+        "array": np.arange(3, dtype=np.float32) + n,
+        "tensor": torch.arange(2, dtype=torch.int16) + n,
+        "flags": np.array([True, n > 1]),
+        "matrix": torch.ones(2, 2) * n,
+        "ragged": np.ones((n + 1, 2), np.int8),
+        "inner": {"array": np.arange(n), "list": [1, n]},
+        "frames": [np.ones(2, np.float32)] * n,
+        "list": [1, n],
+        "y": n,
+    }
+
+
+ON_COLUMNS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "an expression": lambda p: p.filter(pc.field("y") >= 0),
+    "conditions": lambda p: p.filter([["y", ">=", 0]]),
+    "with_columns": lambda p: p.with_columns(lambda t: {"new": t["y"]}, format="arrow"),
+    "enumerate": lambda p: p.map_batches(lambda t: t).enumerate(),
+    "encode_categories": lambda p: p.encode_categories({"y": [0, 1, 2, 3]}),
+    "a shuffle": lambda p: p.filter([["y", ">=", 0]]).shuffle(1),
+    "a mix": lambda p: tp.concat(p.map_batches(lambda t: t), p.map_batches(lambda t: t)),
+}
+
+
+@pytest.mark.parametrize("name", ON_COLUMNS)
+def test_arrays_and_tensors_come_out_of_columns_as_they_were(name: str) -> None:
+    rows = [with_arrays(n) for n in range(4)]
+    pipe = ON_COLUMNS[name](tp.from_dataset(rows))
+    for row, wanted in zip(pipe, rows, strict=False):
+        assert digest({key: row[key] for key in wanted if key != "y"}) == digest(
+            {key: value for key, value in wanted.items() if key != "y"}
+        )
+    plain, through = (
+        p.select("array", "tensor").batch(2).collate() for p in (pipe, pipe.map(dict))
+    )
+    alone = tp.from_dataset(rows).map(lambda row: {k: row[k] for k in ("array", "tensor")})
+    for batches in (plain, through):
+        assert digest(batches.peek()) == digest(alone.batch(2).collate().peek())
+    offsets = pipe.select("array", "tensor").batch(2).collate(ragged="offsets").peek()
+    assert offsets["tensor_offsets"].tolist() == [0, 2]
+
+
+def test_lists_beside_arrays_are_lists_and_empty_ones_are_arrays() -> None:
+    array, plain = np.arange(2), [0, 1]
+    for rows in ([array, plain], [plain, array]):
+        found = tp.from_dataset([{"x": value} for value in rows]).filter(pc.field("x").is_valid())
+        assert [row["x"] for row in found] == [plain, plain]
+    for rows in ([array, []], [[], array]):
+        found = tp.from_dataset([{"x": value} for value in rows]).filter(pc.field("x").is_valid())
+        assert {type(row["x"]) for row in found} == {np.ndarray}
+
+
+@pytest.mark.parametrize("empty", [[], np.array([]), torch.tensor([]), np.array([], np.uint8)])
+@pytest.mark.parametrize("at", [3, 310])
+def test_an_empty_list_says_nothing_of_its_type(empty: Any, at: int) -> None:
+    rows = [{"x": empty if n == at else np.array([20_000_003])} for n in range(320)]
+    for pipe in (tp.from_dataset(rows), tp.from_dataset(rows).select("x")):
+        for batches in (pipe.batch(160).pad_collate(), pipe.batch(160).map(list).pad_collate()):
+            for batch in batches:
+                assert batch["x"].dtype == torch.int64
+                assert batch["x"].max() == 20_000_003
+        assert pipe.batch(320).collate(ragged="offsets").peek()["x"].unique().tolist() == [
+            20_000_003
+        ]
+
+
+def test_arrays_that_are_all_empty_keep_their_dtype() -> None:
+    rows = tp.from_dataset([{"x": np.array([], np.float32)}] * 700)
+    assert rows.batch(2).pad_collate().peek()["x"].dtype == torch.float32
+    assert rows.filter(pc.field("x").is_valid()).peek()["x"].dtype == np.float32

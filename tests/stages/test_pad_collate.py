@@ -637,3 +637,43 @@ def test_arrays_of_one_length_are_padded_as_those_of_several_where_that_is_said(
     assert shapes(spectrograms) == [((2, 10, 80), torch.float32)] * 2
     assert shapes(spectrograms, max_length=6) == [((2, 6, 80), torch.float32)] * 2
     assert shapes(spectrograms, pad_to_multiple_of=8) == [((2, 16, 80), torch.float32)] * 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lengths": {"x": "n"}}, {"columns": {"x": {"max_length": 6}}}]
+)
+def test_arrays_may_be_shorter_after_the_first_rows(options: dict[str, Any]) -> None:
+    rows = [{"x": np.ones((min(10, 310 - n), 4), np.float32)} for n in range(308)]
+    batches = list(tp.from_dataset(rows).batch(4).pad_collate(**options))
+    most = 6 if "columns" in options else 10
+    assert {tuple(b["x"].shape[1:]) for b in batches[:70]} == {(most, 4)}
+    assert batches[-1]["x"].shape == (4, 6, 4)
+    assert batches[-1]["x"][:, :, 0].sum(1).tolist() == [6, 5, 4, 3]
+
+
+def test_arrays_keep_their_dtype_in_all_batches_where_each_is_known_alone() -> None:
+    rows = [{"x": np.ones((n, 2), np.int8)} for n in (3, 3, 3, 4)]
+    for pipe in (
+        tp.from_dataset(rows).batch(2).map(list),
+        tp.from_dataset([*rows[:2] * 128, *rows[2:]]).batch(2),
+    ):
+        shapes = [(b["x"].shape[1], b["x"].dtype) for b in pipe.pad_collate(max_length=2)]
+        assert {*shapes} == {(3, torch.int8), (4, torch.int8)}
+
+
+def test_fixed_size_lists_are_padded_and_cut_where_a_column_is_named() -> None:
+    table = pa.table({"x": pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.int32(), 3))})
+    rows = tp.from_arrow(table).batch(2)
+    assert rows.pad_collate(max_length=2).peek()["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert rows.pad_collate(columns={"x": {"max_length": 2}}).peek()["x"].tolist() == [
+        [1, 2],
+        [4, 5],
+    ]
+    padded = rows.pad_collate(columns={"x": {"pad_to_multiple_of": 4, "value": 9}}).peek()
+    assert padded["x"].tolist() == [[1, 2, 3, 9], [4, 5, 6, 9]]
+    tensors = tp.from_tensors(x=torch.ones(4, 3)).batch(2)
+    with pytest.raises(
+        SchemaError, match="'x' holds tensors of one shape, which are neither padded"
+    ):
+        tensors.pad_collate(columns={"x": {"max_length": 2}}).peek()
+    assert tensors.pad_collate(columns={"x": {"dtype": torch.float64}}).peek()["x"].shape == (2, 3)

@@ -8,16 +8,26 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
-from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow, to_numpy
+from trainpipes.columns.arrays import (
+    apart,
+    is_list,
+    is_number,
+    offset_dtype,
+    to_arrow,
+    to_numpy,
+)
 from trainpipes.columns.types import (
     CELL,
+    MARKS,
+    TENSOR,
     NoColumn,
     UnfitRow,
     as_array,
@@ -298,30 +308,29 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
     """One dict of Python values a row, with arrays in memory of their own."""
-    arrays = {
-        field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
-        for field in table.schema
-    }
-    if not any(arrays.values()) and not any(_decoder(kind) for kind in table.schema.types):
+    whole = {field.name: every and fixed_shape(field.type) is not None for field in table.schema}
+    if not any(whole.values()) and not any(_decoder(kind) for kind in table.schema.types):
         return list(table.to_pylist())
     columns = [
-        _arrays(table.column(name)) if as_array else python_values(table.column(name))
-        for name, as_array in arrays.items()
+        _arrays(table.column(name)) if as_arrays else python_values(table.column(name))
+        for name, as_arrays in whole.items()
     ]
-    return [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [dict(zip(whole, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def python_values(
     column: pa.Array | pa.ChunkedArray, maps: Literal["strict"] | None = None
 ) -> list[Any]:
-    """Python values of a column; of Arrow's JSON type, at any depth, the decoded texts. ``maps="strict"``
-    makes dicts of maps.
+    """Python values of a column; at any depth, decoded texts of Arrow's JSON type, and arrays and tensors of
+    lists that were these. ``maps="strict"`` makes dicts of maps.
 
     >>> import pyarrow as pa
     >>> texts = pa.array(['{"role": "user", "content": ["a", 1]}', None], pa.json_())
     >>> python_values(texts)
     [{'role': 'user', 'content': ['a', 1]}, None]
     """
+    if _was_array(column.type):
+        return _arrays(column)
     values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
     decode = _decoder(column.type)
     return values if decode is None else [decode(value) for value in values]
@@ -329,9 +338,11 @@ def python_values(
 
 @lru_cache(maxsize=256)
 def _decoder(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What decodes the JSON within values of a type; None where there is none."""
+    """What decodes the JSON, and makes the arrays, within values of a type; None where there are none."""
     if isinstance(kind, pa.JsonType):
         return lambda text: None if text is None else _loaded(text)
+    if _was_array(kind):
+        return lambda value: None if value is None else python_values(pa.array([value], kind))[0]
     if pa.types.is_struct(kind):
         inner = {kind.field(n).name: _decoder(kind.field(n).type) for n in range(kind.num_fields)}
         fields = {name: decode for name, decode in inner.items() if decode is not None}
@@ -368,17 +379,46 @@ def _loaded(text: str) -> Any:
 
 
 def _was_array(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.FixedShapeTensorType) or kind.value_field.name == CELL
+    """Whether rows of a type were arrays or tensors of numbers."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    if not (is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return False
+    inner = kind.value_type
+    return kind.value_field.name in MARKS and (is_number(inner) or fixed_shape(inner) is not None)
 
 
-def _arrays(column: pa.ChunkedArray) -> list[Any]:
-    rows: list[Any] = []
-    for chunk in column.chunks:
-        arrays = array_of(chunk)
+def _arrays(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    kind, rows = column.type, list[Any]()
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    plain = isinstance(kind, pa.FixedShapeTensorType)
+    of_array = torch.from_numpy if not plain and kind.value_field.name == TENSOR else np.asarray
+    for chunk in chunks:
+        arrays = _each_array(chunk)
         if arrays is not None:
-            rows += [row.copy() for row in arrays]
+            rows += [of_array(array.copy()) for array in arrays]
             continue
         for k in range(len(chunk)):
-            single = array_of(chunk.slice(k, 1))
-            rows.append(chunk[k].as_py() if single is None else single[0].copy())
+            single = _each_array(chunk.slice(k, 1))
+            rows.append(chunk[k].as_py() if single is None else of_array(single[0].copy()))
     return rows
+
+
+def _each_array(array: pa.Array) -> Sequence[npt.NDArray[Any]] | None:
+    """The rows of lists of numbers, or of fixed-size lists of them; None with a null."""
+    if fixed_shape(array.type) is not None:
+        return array_of(array)  # type: ignore[return-value]
+    if array.null_count:
+        return None
+    values, offsets = apart(array)
+    numbers = numbers_in(values)
+    if numbers is None:
+        return None
+    return [numbers[start:stop] for start, stop in pairwise(offsets.tolist())]
+
+
+def numbers_in(array: pa.Array) -> npt.NDArray[Any] | None:
+    """Numbers, or fixed-size lists of them, as an array ``[rows, ...]``; None with a null."""
+    if fixed_shape(array.type) is not None:
+        return array_of(array)
+    return None if array.null_count else to_numpy(array)

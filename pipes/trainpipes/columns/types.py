@@ -15,8 +15,12 @@ from trainpipes.columns.arrays import dtype_of, is_list, is_number
 from trainpipes.columns.tensor_rows import FOREIGN
 from trainpipes.errors import shown
 
-#: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
+#: What values of lists that were arrays, or tensors, are called in a type, so that rows are these again.
 CELL = "cell"
+TENSOR = "tensor cell"
+MARKS = frozenset({CELL, TENSOR})
+#: The same of arrays of two dimensions or more that were alike in the first rows.
+ALIKE = "alike"
 
 
 def fixed_shape(kind: pa.DataType) -> tuple[int, ...] | None:
@@ -67,9 +71,10 @@ def type_of(value: Any) -> pa.DataType:
     plain = _PLAIN.get(type(value))
     if plain is not None:
         return plain
+    name = TENSOR if isinstance(value, torch.Tensor) else CELL
     value = as_array(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return _type_of_array(value)
+        return _type_of_array(value, name)
     if isinstance(value, list | tuple | np.ndarray):
         return pa.list_(_type_of_all(value))
     if isinstance(value, Mapping):
@@ -98,13 +103,13 @@ def _type_of_all(values: Iterable[Any]) -> pa.DataType:
     return united
 
 
-def _type_of_array(array: Any) -> pa.DataType:
+def _type_of_array(array: Any, name: str) -> pa.DataType:
     kind = _of_dtype(array.dtype)
     if array.ndim == 1:
-        return pa.list_(kind)
-    for size in array.shape[::-1]:
+        return pa.list_(pa.field(name, kind) if is_number(kind) else kind)
+    for axis, size in reversed([*enumerate(array.shape)]):
         # Arrow divides by the size of fixed lists, so that those of 0 are lists of any length.
-        kind = pa.list_(pa.field(CELL, kind), size or -1)
+        kind = pa.list_(pa.field(CELL if axis else name, kind), size or -1)
     return kind
 
 
@@ -153,7 +158,12 @@ def _several_shapes(first: pa.DataType, second: pa.DataType) -> NoColumn:
 
 def unite_fields(first: pa.Field, second: pa.Field, rule: Rule = "values") -> pa.Field:
     """A field with the type that holds the values of both; with nulls if either has them."""
-    kind = first.type if first.type.equals(second.type) else unite(first.type, second.type, rule)
+    of_python = rule in (
+        "values",
+        "shapes",
+    )  # whose arrays differ from lists by the name of their values
+    same = first.type.equals(second.type, check_metadata=of_python)
+    kind = first.type if same else unite(first.type, second.type, rule)
     return pa.field(first.name, kind, first.nullable or second.nullable)
 
 
@@ -228,7 +238,7 @@ def _unite_texts(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 
 
 def _unite_values(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    if first.equals(second) or pa.types.is_null(second):
+    if first.equals(second, check_metadata=True) or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):
         return second
@@ -241,9 +251,13 @@ def _unite_values(first: pa.DataType, second: pa.DataType) -> pa.DataType:
             return pa.from_numpy_dtype(both)
     if _is_list(first) and _is_list(second):
         shapes = [fixed_shape(kind.value_type) for kind in (first, second)]
-        if CELL in (first.value_field.name, second.value_field.name) and shapes[0] != shapes[1]:
+        names = [kind.value_field.name for kind in (first, second)]
+        empty = pa.null() in (first.value_type, second.value_type)
+        if not MARKS.isdisjoint(names) and not empty and shapes[0] != shapes[1]:
             raise _several_shapes(first, second)
         value = _unite_values(first.value_type, second.value_type)
+        if (name := _united_mark(first, second)) is not None:
+            value = pa.field(name, value)
         sizes = {getattr(kind, "list_size", None) for kind in (first, second)}
         if any(map(pa.types.is_large_list, (first, second))):
             return pa.large_list(value)
@@ -258,12 +272,26 @@ def _unite_values(first: pa.DataType, second: pa.DataType) -> pa.DataType:
         whole = max(kind.precision - kind.scale for kind in (first, second))
         if whole + scale <= 38:
             return pa.decimal128(whole + scale, scale)
+    if first.equals(second):
+        return first
     plain = [_stored(kind) for kind in (first, second)]
     if plain != [first, second]:
         return _unite_values(*plain)
     if _kind(first) is not None and _kind(first) == _kind(second):
         return _promoted(first, second)
     raise NoColumn(f"both {first} and {second}")
+
+
+def _united_mark(first: pa.DataType, second: pa.DataType) -> str | None:
+    """Whether the lists of both were arrays or tensors; empty lists go with these."""
+    names = {
+        kind.value_field.name
+        for kind in (first, second)
+        if kind.value_field.name in MARKS or not pa.types.is_null(kind.value_type)
+    }
+    if not names or not names <= MARKS:
+        return None
+    return names.pop() if len(names) == 1 else CELL
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -359,6 +387,7 @@ class SchemaFinder:
     Args:
         ragged: None, or the columns whose arrays ``[n]`` may differ in length later; all others whose
             arrays all have the same length so far are lists of that length.
+        pads: arrays of two dimensions or more may differ in the first one later.
         lossless: refuse tensors of dtypes that columns hold as float32.
 
     >>> finder = SchemaFinder()
@@ -370,9 +399,15 @@ class SchemaFinder:
     [DataType(double), ListType(list<item: string>)]
     """
 
-    def __init__(self, ragged: Collection[str] | None = None, lossless: bool = False) -> None:
+    def __init__(
+        self,
+        ragged: Collection[str] | None = None,
+        pads: bool = False,
+        lossless: bool = False,
+    ) -> None:
         self._types: dict[str, pa.DataType] = {}
-        self._ragged, self._lossless = ragged, lossless
+        self._empty: dict[str, pa.DataType] = {}  # of arrays without values: asked if all are
+        self._ragged, self._pads, self._lossless = ragged, pads, lossless
         self._lengths: dict[str, set[int]] = {}  # of arrays [n]; 0 for other values
         self.rows = 0
 
@@ -385,7 +420,12 @@ class SchemaFinder:
                         raise NoColumn(
                             f"a tensor of {value.dtype}, which Arrow columns cannot hold"
                         )
-                    self._types[name] = unite(known, type_of(value))
+                    kind = type_of(value)
+                    if kind.num_fields and not isinstance(value, Mapping) and not len(value):
+                        empty = self._empty.get(name, pa.null())
+                        self._empty[name] = unite(empty, kind)
+                        kind = pa.list_(pa.field(kind.value_field.name, pa.null()))
+                    self._types[name] = unite(known, kind)
                 except NoColumn as error:
                     problem = f"has in {name!r} {error}: {shown(value, 60)}"
                     raise UnfitRow(number, problem, name) from None
@@ -402,9 +442,16 @@ class SchemaFinder:
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.schema([(name, self._sized(name, kind)) for name, kind in self._types.items()])
+        types = self._types | {
+            name: unite(self._types[name], kind)
+            for name, kind in self._empty.items()
+            if is_open(self._types[name])
+        }
+        return pa.schema([(name, self._sized(name, kind)) for name, kind in types.items()])
 
     def _sized(self, name: str, kind: pa.DataType) -> pa.DataType:
+        if self._pads and fixed_shape(kind) is not None and kind.value_field.name in MARKS:
+            return pa.list_(pa.field(ALIKE, kind.value_type))
         if self._ragged is None:
             return kind
         if name in self._ragged:

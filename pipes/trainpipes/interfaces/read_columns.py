@@ -23,7 +23,7 @@ from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import BadCell, Block, first_bad
 from trainpipes.columns.columns import rows_that_match, table_of, why_unfit
-from trainpipes.columns.python_values import array_of
+from trainpipes.columns.python_values import numbers_in
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import as_array, fixed_shape
@@ -197,18 +197,11 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     if array.null_count:
         raise null_cell(arrays.first_null(array), name)
     rows, offsets = arrays.apart(array) if ragged else (array, np.arange(len(array) + 1))
-    values = _numbers(rows)
+    values = numbers_in(rows)
     if values is None:
-        place = first_bad(len(rows), lambda a, b: _numbers(rows.slice(a, b - a)) is None)
+        place = first_bad(len(rows), lambda a, b: numbers_in(rows.slice(a, b - a)) is None)
         raise BadCell(int(np.searchsorted(offsets, place, side="right")) - 1, NULL_WITHIN)
     return Ragged(values, np.diff(offsets).astype(np.int64)) if ragged else Even(values)
-
-
-def _numbers(array: pa.Array) -> Array | None:
-    """Numbers, or fixed-size lists of them, as an array ``[rows, ...]``; None with a null."""
-    if fixed_shape(array.type) is not None:
-        return array_of(array)
-    return None if array.null_count else arrays.to_numpy(array)
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
@@ -233,7 +226,8 @@ def of_list(values: Sequence[Any], name: str) -> Column:
     odd = next((k for k, shape in enumerate(shapes) if shape[1:] != shapes[0][1:]), None)
     if odd is None and len({*shapes}) > 1:
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return Ragged(_exact(np.concatenate(rows), rows), lengths)
+        some = [row for row in rows if len(row)]  # an empty one says nothing of its dtype
+        return Ragged(_exact(np.concatenate(some), rows), lengths)
     if odd is not None:
         got = f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}"
         raise BadCell(
@@ -288,8 +282,9 @@ def _kind(value: Any) -> str:
 
 
 def _of_lists(rows: Sequence[Any]) -> Column:
-    # An empty Python list says nothing of its type.
-    some = [row for row in rows if len(row) or not isinstance(row, list | tuple)]
+    # An empty list or array says nothing of its type, unless all are empty.
+    some = [row for row in rows if len(row)]
+    some = some or [row for row in rows if not isinstance(row, list | tuple)]
     try:
         values = np.concatenate([np.asarray(as_array(row)) for row in some] or [np.empty(0, int)])
     except (TypeError, ValueError):  # of several types, or of several lengths within a row

@@ -60,6 +60,7 @@ class Traits:
         gives: Python "objects"; columns of "found types", those of the first rows; a "choice" of the
             columns, perhaps under other names; else "rows" of the kind that it gets.
         ragged: with ``takes``, the columns whose arrays may differ in length; None for all.
+        pads: with ``takes``, arrays of two dimensions or more may differ in the first.
         per_row: it calls Python for each row or batch: those that are due, and few ahead.
         in_caller: only the thread that iterates (or a worker process) may call it.
         reorders: rows come in another order every epoch.
@@ -83,6 +84,7 @@ class Traits:
     takes: Literal["rows", "columns", "columns or objects"] = "rows"
     gives: Literal["rows", "objects", "found types", "choice"] = "rows"
     ragged: Collection[str] | None = None
+    pads: bool = False
     per_row: bool = False
     in_caller: bool = False
     reorders: bool = False

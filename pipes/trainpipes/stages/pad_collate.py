@@ -2,137 +2,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY
 from functools import partial
 from itertools import repeat
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 from weakref import ref
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import Ge, IntArray, repeated, require, wrong
+from trainpipes._internal.checks import IntArray, repeated
 from trainpipes._internal.locks import cached_property
-from trainpipes._internal.messages import nearest, need_columns
-from trainpipes.columns.arrays import Array, gathered
+from trainpipes._internal.messages import need_columns
+from trainpipes.columns.arrays import Array, is_list
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.packing import IGNORED
-from trainpipes.columns.python_values import python_values
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of, foreign_dtype, late_if_small
-from trainpipes.columns.types import as_array
+from trainpipes.columns.types import ALIKE, as_array
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces import read_columns
-from trainpipes.interfaces.options import declared_checks
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, add_sequences, kept_columns
+from trainpipes.stages.padding import (
+    FIXED,
+    OPTIONS,
+    PADDING,
+    Cells,
+    Cut,
+    PadValue,
+    Rule,
+    Writer,
+    asked_masks,
+    dtype_of_numbers,
+    even_writer,
+    is_naming,
+    numpy_dtype,
+    object_writer,
+    ragged_writer,
+)
 from trainpipes.stages.token_ids import warn_of_padded_labels
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
-
-#: Pad values that hold for any ``value``: masked places must not depend on the pad token.
-FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
-OPTIONS = "a dict of column names and dicts of options"
-#: Makes a column of a batch by its number; or of all batches.
-Cut = Callable[[int], dict[str, Any]]
-
-
-class Writer(NamedTuple):
-    """Cuts a column of the rows at these places, or of all, into those of batches."""
-
-    row_bytes: float
-    cut: Callable[[IntArray | None, IntArray], Cut]
-
-    def to(self, name: str, dtype: torch.dtype) -> Writer:
-        def cut(index: IntArray | None, bounds: IntArray) -> Cut:
-            make = self.cut(index, bounds)
-            return lambda k: (batch := make(k)) | {name: batch[name].to(dtype)}
-
-        return self._replace(cut=cut)
-
-
-# What is asked of columns
-
-
-def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
-    try:
-        if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
-            raise TypeError
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:
-        rule, way = "a torch.dtype that NumPy has, too", "for another, convert in a map() after it"
-        raise wrong(option, rule, dtype, way) from None
-
-
-def dtype_of_numbers(dtype: Any, option: str) -> None:
-    good = numpy_dtype(dtype, option).kind in "iuf"
-    require(good, option, "a dtype of integers or floats", dtype)
-
-
-def check_pad_value(value: Any, option: str) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    require(good, option, "a number to pad with", value)
-
-
-def check_mask_name(value: Any, option: str) -> None:
-    good = isinstance(value, str) or value is False
-    require(good, option, "a name for the mask, or False", value)
-
-
-Cells = Annotated[int, Ge(1, 2**31 - 1)]
-PadValue = Annotated[float, check_pad_value]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a column is padded; None leaves it to the tokenizer or the column's type."""
-
-    max_length: Cells | None = None
-    pad_to_multiple_of: Cells | None = None
-    padding_side: Side | None = None
-    truncation_side: Side | None = None
-    value: PadValue | None = None
-    mask: Annotated[str | bool, check_mask_name] | None = None
-    dtype: Annotated[torch.dtype, numpy_dtype] | None = None
-
-    def of_column(self, name: str, options: Mapping[str, Any]) -> Rule:
-        option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
-        require(isinstance(options, Mapping), option, OPTIONS, {name: options})
-        for unknown in set(options) - set(known):
-            there = f"{nearest(str(unknown), known)} for {name!r}; there are {', '.join(known)}"
-            raise ConfigError(f"{option} has no option {unknown!r}{there}")
-        rule = replace(self, **{"value": None, **options})
-        for option, check in declared_checks(Rule).items():
-            check(getattr(rule, option), f"pad_collate(columns[{name!r}])({option})")
-        return rule
-
-
-def is_naming(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(n, str) for p in value.items() for n in p)
-
-
-def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
-    good = mask is None or mask is False or is_naming(mask)
-    rule = 'False, or a dict of columns and their masks such as {"input_ids": "input_mask"}'
-    require(good, "pad_collate(mask)", rule, mask)
-    masks: dict[str, str] = dict(mask or {})
-    masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
-    twice = sorted(repeated(masks.values()))
-    require(not twice, "pad_collate(mask)", "another name for each mask", twice)
-    return masks
-
 
 # The stage
 
 
-class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
+class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects", pads=True):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
       float32, float16 as float16
-    - lists of fixed-size lists of n numbers, arrays ``[L, n]`` of any L: ``[B, L, n]``, with the same dtypes
+    - lists of fixed-size lists of n numbers, arrays ``[L, n]`` of several L: ``[B, L, n]``, the same dtypes
     - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
     - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
     - bfloat16 and float8: the same, but float32 where a stage before works on Arrow columns
@@ -141,12 +64,14 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
     ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
     ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
-    rows that are Python dicts, integers become int64, floats float64, and arrays of several
-    dimensions are stacked, or padded where only the first dimension differs. Tensors are contiguous,
-    writable and share no memory.
+    rows that are Python dicts, integers become int64, floats float64, and arrays of several dimensions that
+    had one shape in the first rows, or of which a function makes batches, keep their dtype: they are stacked,
+    or padded to the longest of the batch where only the first dimension differs. Options in ``columns``,
+    ``mask`` or ``lengths`` make ragged columns of them. Tensors are contiguous, writable and share no memory.
 
     Args:
-        max_length: L of every ragged column; longer rows are cut.
+        max_length: L of every ragged column; longer rows are cut. Arrays and fixed-size lists of one length
+            only where ``columns`` names them.
         pad_to_multiple_of: L is rounded up to a multiple of it, even beyond ``max_length``.
         padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
         truncation_side: "right" (the default) or "left": where longer rows are cut.
@@ -227,7 +152,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
     _pack: ClassVar[Pack | None] = None
     _kept: ClassVar[Collection[str]] = ()
-    #: Columns whose arrays are padded also where all of a batch have the same length.
+    #: Columns whose arrays and fixed-size lists are padded also where all of a batch have the same length.
     _of_any_length: ClassVar[Collection[str]] = ()
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
@@ -235,8 +160,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         as_lists = kept_columns(below)
-        lengths = {"max_length", "pad_to_multiple_of"}
-        named = (name for name, own in (self.columns or {}).items() if lengths & {*own})
+        named = (name for name, own in (self.columns or {}).items() if PADDING & {*own})
         of_sound = (s.options["output_column"] for s in below if s.options.get("time_first"))
         return super()._resolve(below)._resolved(
             _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists,
@@ -305,6 +229,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         need_columns(names, [*self._rules, *self._masks, *(self.lengths or ())], self)
         for name, mask in (*self._masks.items(), *(self.lengths or {}).items()):
             raise read_columns.in_column(_no_mask(mask), name, self, ids)
+        for name, tensor in zip(names, getattr(run.block.within, "tensors", ()), strict=True):
+            if name in self._of_any_length and tensor.ndim > 1:
+                raise read_columns.in_column(_no_padding(), name, self, ids)
         change = self.dtype.is_floating_point or any(rule.dtype for rule in self._rules.values())
         for part in run.block.parts(bounds):
             rows, edges = part.cut
@@ -375,12 +302,16 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:
         if name in self._kept:
             of_arrow = isinstance(values, pa.ChunkedArray)
-            return _object_writer(name, values.combine_chunks() if of_arrow else values)
+            return object_writer(name, values.combine_chunks() if of_arrow else values)
         column = read_columns.read(values, name, self, ids)
         length = (self.lengths or {}).get(name)
         named = self._masks.get(name) or length
         of_any_length = named is not None or name in self._of_any_length
-        if isinstance(column, read_columns.Even) and of_any_length and column.values.ndim > 2:
+        alike = not of_any_length and _are_alike(values, column)
+        if alike:
+            column = _stacked(column)
+        least = 2 if name in self._of_any_length else 3
+        if isinstance(column, read_columns.Even) and of_any_length and column.values.ndim >= least:
             rows, each, *inner = column.values.shape  # arrays that happen to have the same length
             column = read_columns.Ragged(
                 column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64)
@@ -389,22 +320,23 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         if lengths is None and named is not None:
             raise _no_mask(named)
         if isinstance(column, read_columns.Opaque):
-            return _object_writer(name, column.values)
-        dtype = self._dtype(name, column.values, lengths is not None)
+            return object_writer(name, column.values)
+        dtype = self._dtype(name, column.values, lengths is not None and not alike)
         rule, asks = self._rule_of(name), self.dtype.is_floating_point
         foreign = None if asks or rule.dtype is not None else foreign_dtype(values)
         read_columns.check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
-            writer = _even_writer(name, column.values, dtype)
+            writer = even_writer(name, column.values, dtype)
         else:
             value = self._pad_value(name, dtype, column.values, foreign)
             rows = RaggedRows(
                 column.values, np.cumsum(lengths) - lengths, lengths, value,
-                dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
+                dtype=dtype, max_length=None if alike else rule.max_length,
+                multiple=1 if alike else rule.pad_to_multiple_of or 1,
                 padding_side=rule.padding_side or self._side_below,
                 truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
             )  # fmt: skip
-            writer = _ragged_writer(name, rows, mask, length)
+            writer = ragged_writer(name, rows, mask, length)
         return writer if foreign is None else writer.to(name, foreign)
 
     @made_once
@@ -446,53 +378,31 @@ def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
+def _are_alike(values: Any, column: read_columns.Column) -> bool:
+    """Whether a column holds arrays of several dimensions of Python rows, which were alike in the first rows,
+    or of which one batch alone is known.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return is_list(values.type) and values.type.value_field.name == ALIKE
+    is_ragged = isinstance(column, read_columns.Ragged)
+    return is_ragged and isinstance(values, list) and column.values.ndim > 1
+
+
+def _stacked(column: read_columns.Column) -> read_columns.Column:
+    """Arrays of the same shape as they are stacked; others as they are."""
+    if not isinstance(column, read_columns.Ragged) or len({*column.lengths.tolist()}) != 1:
+        return column
+    shape = len(column.lengths), int(column.lengths[0]), *column.values.shape[1:]
+    return read_columns.Even(column.values.reshape(shape))
+
+
+def _no_padding() -> BadCell:
+    way = "leave it out of columns={...}, or cut it in a map()"
+    return BadCell(None, f"holds tensors of one shape, which are neither padded nor cut: {way}")
+
+
 def _no_mask(mask: str) -> BadCell:
     return BadCell(None, f"has no lists to pad, and so no mask {mask!r}: leave its mask out")
-
-
-def _ragged_writer(
-    name: str, rows: RaggedRows, mask: str | None, length: str | None = None
-) -> Writer:
-    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
-        rectangles = rows.rectangles(index, bounds)
-        lengths = rows.lengths if index is None else rows.lengths[index]
-
-        def batch(k: int) -> dict[str, Any]:
-            cells, real = rectangles[k]
-            tensors = {name: torch.from_numpy(cells)}
-            if mask is not None and real is not None:
-                tensors[mask] = torch.from_numpy(real)
-            if length is not None:
-                tensors[length] = torch.from_numpy(lengths[bounds[k] : bounds[k + 1]].copy())
-            return tensors
-
-        return batch
-
-    return Writer(rows.average_bytes, cut)
-
-
-def _even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
-    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
-        edges = bounds.tolist()
-
-        def batch(k: int) -> dict[str, Any]:
-            part = slice(edges[k], edges[k + 1])
-            picked = values[part] if index is None else values[index[part]]
-            return {name: torch.from_numpy(picked.astype(dtype, order="C", copy=index is None))}
-
-        return batch
-
-    return Writer(float(np.prod(values.shape[1:], dtype=np.int64)) * dtype.itemsize, cut)
-
-
-def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
-    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
-        edges, objects = bounds.tolist(), values
-        if isinstance(values, pa.Array):
-            objects = python_values(values if index is None else gathered(values, index))
-        return lambda k: {name: list(objects[edges[k] : edges[k + 1]])}
-
-    return Writer(float("inf"), cut)
 
 
 def _wider(name: str, values: Array) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from trainpipes._internal.checks import local_path, require, whole_number
 from trainpipes.cache import kept_file
 from trainpipes.columns.arrays import holds, is_text, laid_out, one_chunk, type_without_views
 from trainpipes.columns.block import BadCell
-from trainpipes.columns.python_values import python_rows, python_values
+from trainpipes.columns.python_values import python_values
 from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataError, SchemaError
@@ -42,8 +43,9 @@ JSON_LEVELS = {"gzip": 6, "zstd": 3}
 
 is_ = pa.types
 ENCODE = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
-).encode
+    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False,
+    default=methodcaller("tolist"),
+).encode  # fmt: skip
 
 
 def write_parquet(
@@ -278,8 +280,7 @@ def lines_of(table: pa.Table) -> bytes:
 def _json_values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
     kind = _json_type(field.type, field.name)
     if isinstance(field.type, pa.FixedShapeTensorType):
-        arrays = [row[field.name] for row in python_rows(pa.table({field.name: column}))]
-        return [None if array is None else array.tolist() for array in arrays]
+        return python_values(column)
     if kind != column.type:
         column = laid_out(one_chunk(column)).cast(kind)
     if not holds(column.type, is_.is_map):  # dicts of maps are much slower to make

@@ -157,9 +157,11 @@ class ColumnTypes:
                 raise
         finally:
             runs.close()
-        if source.cut and (not typed >= set(finder.open) or not finder.rows):
-            raise _no_type(finder.schema, source.rows, caller, cure)
-        return finder.schema
+        schema = finder.schema
+        unknown = {field.name for field in schema if is_open(field.type)}
+        if source.cut and (not typed >= unknown or not finder.rows):
+            raise _no_type(schema, source.rows, caller, cure)
+        return schema
 
     @aside()
     def first_rows(self, below: Sequence[Stage], caller: str) -> Payload | None:
@@ -310,7 +312,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         caller: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
         key: of its schema in ``Schemas``.
-        ragged: see ``SchemaFinder``.
+        ragged, pads: see ``SchemaFinder``.
     """
 
     thread_safe = True
@@ -320,6 +322,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     may_stay: bool = False
     key: str = ""
     ragged: Collection[str] | None = None
+    pads: bool = False
 
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
@@ -345,7 +348,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         inputs: Inputs = self._inputs
         steps, cached_steps = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
-        how: Any = {"ragged": self.ragged, "lossless": self.may_stay}
+        how: Any = {"ragged": self.ragged, "pads": self.pads, "lossless": self.may_stay}
         find = partial(ColumnTypes(inputs).find, below, self.caller, **how)
         cached = inputs.cached_blocks if len(below) < cached_steps else None
         try:
@@ -410,8 +413,8 @@ def _arranged(stages: Sequence[Stage]) -> tuple[list[Stage], bool, bool]:
         due = needs_columns and may_be and not _in_batches(stage, stages[0], batched)
         arrays = arrays or getattr(stage, "_gives_arrays", False)
         if due and not (stays and arrays):
-            ragged = traits.ragged
-            found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
+            how: Any = {"ragged": traits.ragged, "pads": traits.pads}
+            found.append(AsColumns(str(stage), may_stay=stays, key=str(number), **how))
             number += 1
         found.append(stage)
         batched = batched or isinstance(stage, kinds.BatchingStage)
