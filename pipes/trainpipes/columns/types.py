@@ -327,6 +327,19 @@ def _is_list(kind: pa.DataType) -> bool:
     return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
+def unmarked(kind: pa.DataType) -> pa.DataType:
+    """A type as files have it: lists that were arrays or tensors are lists, of fixed sizes "cells"."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(unmarked(field.type)) for field in kind])
+    if not _is_list(kind):
+        return kind
+    value = kind.value_field.with_type(unmarked(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(value.with_name(CELL) if value.name in MARKS else value, kind.list_size)
+    value = value.with_name("item") if value.name in MARKS else value
+    return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
+
+
 def is_open(kind: pa.DataType) -> bool:
     """Whether part of a type is unknown yet: only None or empty lists were seen."""
     if pa.types.is_null(kind):

@@ -19,6 +19,7 @@ from trainpipes.cache import kept_file
 from trainpipes.columns.arrays import holds, is_text, laid_out, one_chunk, type_without_views
 from trainpipes.columns.block import BadCell
 from trainpipes.columns.python_values import python_values
+from trainpipes.columns.types import unmarked
 from trainpipes.engine.processes.executors import Executor
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataError, SchemaError
@@ -232,9 +233,12 @@ class _Arrow:
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
-        self._writer = pa.ipc.new_file(file, schema, options=options)
+        self._schema = pa.schema([f.with_type(unmarked(f.type)) for f in schema], schema.metadata)
+        self._writer = pa.ipc.new_file(file, self._schema, options=options)
 
     def write(self, group: pa.Table, first_row: int) -> None:
+        if not group.schema.equals(self._schema, check_metadata=True):
+            group = group.cast(self._schema)
         # Of slices it would write the whole buffers.
         self._writer.write_table(compact(group), max(1, len(group)))
 
@@ -243,7 +247,7 @@ class _Arrow:
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
+    return {field.name: str(unmarked(field.type)) for field in schema}
 
 
 class _JsonLines:
