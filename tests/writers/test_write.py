@@ -129,6 +129,13 @@ def test_python_rows_become_columns_of_one_schema(tmp_path):
     found = pq.read_table(written.files[0])
     assert found.schema.equals(pa.schema([("x", pa.int64()), ("y", pa.float64())]))
     assert found.column("y").to_pylist() == [None] * 4 + [n / 2 for n in range(4, 9)]
+    arrays = tp.from_dataset([{"x": np.arange(n)} for n in range(3)]).filter(
+        pc.field("x").is_valid()
+    )
+    file = pa.ipc.open_file(arrays.write_arrow(tmp_path / "arrow").files[0])
+    assert file.schema.equals(pa.schema([("x", pa.list_(pa.int64()))]), check_metadata=True)
+    lines = Path(arrays.write_json(tmp_path / "json", compression=None).files[0])
+    assert [json.loads(line)["x"] for line in lines.read_text().splitlines()] == [[], [0], [0, 1]]
 
 
 @pytest.mark.parametrize(

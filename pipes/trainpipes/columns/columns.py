@@ -27,7 +27,7 @@ from trainpipes.columns.python_values import (
     python_values,
 )
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.columns.types import NoColumn, as_array, fixed_shape
+from trainpipes.columns.types import NoColumn, as_array, fixed_shape, unmarked
 from trainpipes.errors import SchemaError, TrainpipesError, shown
 
 
@@ -186,6 +186,7 @@ def _of_values(values: list[Any], name: str, caller: object, kind: pa.DataType |
             f"returned a column {name!r} that it did not for the first rows: have it return the same columns "
             "each time",
         )
+    kind = unmarked(kind)
     try:
         return column_of(values, kind)
     except NoColumn:

@@ -327,16 +327,17 @@ def _is_list(kind: pa.DataType) -> bool:
     return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
-def unmarked(kind: pa.DataType) -> pa.DataType:
-    """A type as files have it: lists that were arrays or tensors are lists, of fixed sizes "cells"."""
+def unmarked(kind: pa.DataType, fixed: str = CELL) -> pa.DataType:
+    """A type whose lists that were arrays or tensors are lists; of fixed sizes, arrays by default."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(unmarked(field.type)) for field in kind])
+        return pa.struct([field.with_type(unmarked(field.type, fixed)) for field in kind])
     if not _is_list(kind):
         return kind
-    value = kind.value_field.with_type(unmarked(kind.value_type))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(value.with_name(CELL) if value.name in MARKS else value, kind.list_size)
-    value = value.with_name("item") if value.name in MARKS else value
+    value = kind.value_field.with_type(unmarked(kind.value_type, fixed))
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    value = value.with_name(fixed if is_fixed else "item") if value.name in MARKS else value
+    if is_fixed:
+        return pa.list_(value, kind.list_size)
     return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
 
 

@@ -24,6 +24,7 @@ from trainpipes.columns.columns import from_columns
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.types import unmarked
 from trainpipes.engine.planning.row_names import names_below
 from trainpipes.filesystems.places import MANIFEST
 from trainpipes.filesystems.systems import is_local, listed_as
@@ -375,7 +376,9 @@ class MemmapSource(RandomAccessSource):
             return column
         offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(self._offset)
         values = one_chunk(from_columns({"": column.values}, self).column(0))
-        return self._list.from_arrays(to_arrow(offsets), values)
+        of_list = pa.large_list if self._list is pa.LargeListArray else pa.list_
+        kind = of_list(unmarked(values.type, "item"))
+        return self._list.from_arrays(to_arrow(offsets), values, type=kind)
 
     def will_need(self, start: int, stop: int) -> None:
         dataset = self._dataset
