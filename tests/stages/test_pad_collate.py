@@ -447,7 +447,7 @@ class TestRowsThatAreDicts:
             ),
             (
                 [np.ones((1, 2)), np.ones((2, 2))],
-                torch.tensor([[[1.0, 1], [0, 0]], [[1, 1], [1, 1]]]),
+                torch.tensor([[[1.0, 1], [0, 0]], [[1, 1], [1, 1]]], dtype=torch.float64),
             ),
             (
                 [np.array([2**62 + 5], np.uint64), np.array([], np.float32), np.array([-3, 1])],

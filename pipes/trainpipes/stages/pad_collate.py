@@ -384,8 +384,7 @@ def _are_alike(values: Any, column: read_columns.Column) -> bool:
     """
     if isinstance(values, pa.ChunkedArray):
         return is_list(values.type) and values.type.value_field.name == ALIKE
-    is_ragged = isinstance(column, read_columns.Ragged)
-    return is_ragged and isinstance(values, list) and column.values.ndim > 1
+    return isinstance(column, read_columns.Ragged) and column.values.ndim > 1
 
 
 def _stacked(column: read_columns.Column) -> read_columns.Column:
