@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import torch
+import torch.utils.data as td
 
 import trainpipes as tp
 from trainpipes.testing import digest
@@ -284,11 +285,14 @@ def test_an_error_of_worker_init_fn_is_raised() -> None:
         next(iter(loader))
 
 
+IGNORED = pytest.mark.filterwarnings("ignore:.*draws from torch's global generator")
+
+
 def global_draw(row: dict[str, Any]) -> float:
     return float(torch.rand(()))
 
 
-@pytest.mark.filterwarnings("ignore:.*draws from torch's global generator")
+@IGNORED
 def test_global_draws_do_not_depend_on_which_worker_makes_them() -> None:
     pipe = rows().map(global_draw).batch(4)
     first, second = (
@@ -297,6 +301,86 @@ def test_global_draws_do_not_depend_on_which_worker_makes_them() -> None:
     )
     assert first == second
     assert len(set(first)) == 300
+
+
+class Noisy(Squares):
+    """Augments as many datasets of torch do."""
+
+    opened = ""
+
+    def __getitem__(self, n: int) -> Any:
+        return n, float(torch.rand(())), self.opened
+
+
+WEIGHTED = tp.samplers.WeightedRandomSampler([100.0] * 3 + [0.1] * 97, 480)
+
+
+@IGNORED
+@pytest.mark.parametrize("size", [1, 16])
+def test_a_row_that_is_drawn_again_gets_other_draws(size: int) -> None:
+    for pipe in (
+        tp.from_dataset(Noisy(), WEIGHTED),
+        tp.from_dataset(range(100), WEIGHTED).map(lambda n: (n, float(torch.rand(())))),
+    ):
+        drawn = [row for batch in tp.Loader(pipe.batch(size), num_workers=2) for row in batch]
+        assert len(drawn) == len(set(drawn)) == 480
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+SEEDED: dict[str, Callable[[int], tp.Pipeline]] = {
+    "shuffle": lambda seed: tp.from_dataset(Noisy()).shuffle(scope="global", seed=seed).batch(1),
+    "buffer": lambda seed: tp.from_dataset(Noisy()).shuffle(9, seed=seed).batch(1),
+    "sampler": lambda seed: tp.from_dataset(
+        Noisy(), sampler=tp.samplers.RandomSampler(seed=seed)
+    ).batch(1),
+    "torch's sampler": lambda seed: tp.from_dataset(
+        Noisy(), sampler=td.RandomSampler(range(100), generator=generator(seed))
+    ).batch(1),
+    "torch's batch sampler": lambda seed: tp.from_dataset(
+        Noisy(),
+        batch_sampler=td.BatchSampler(
+            td.RandomSampler(range(100), generator=generator(seed)), 1, False
+        ),
+    ),
+    "mix": lambda seed: tp.mix(
+        {"a": tp.from_dataset(Noisy()).shuffle(9, seed=seed)}, weights={"a": 1}, max_epochs=1
+    ).batch(1),
+}
+
+
+@IGNORED
+@pytest.mark.parametrize("way", SEEDED)
+def test_another_seed_of_the_pipeline_gives_the_same_rows_other_draws(way: str) -> None:
+    def draws(seed: int, workers: int = 2) -> dict[int, float]:
+        torch.manual_seed(workers)
+        loader = tp.Loader(SEEDED[way](seed), num_workers=workers)
+        return {row[0]: row[1] for batch in loader for row in batch}
+
+    first, second = draws(1), draws(2)
+    assert first.keys() == second.keys() == set(range(100))
+    assert not set(first.values()) & set(second.values())
+    assert draws(1, workers=3) == first
+
+
+def opens(worker: int) -> None:
+    td.get_worker_info().dataset.opened = f"in worker {worker}"  # type: ignore[union-attr]
+
+
+@IGNORED
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_init_fn_gets_the_dataset_that_its_worker_reads(method: str) -> None:
+    pipe = tp.from_dataset(Noisy()).batch(4)
+    loader = tp.Loader(pipe, num_workers=2, worker_init_fn=opens, multiprocessing_context=method)
+    opened = {row[2] for batch in loader for row in batch}
+    assert opened
+    assert opened <= {"in worker 0", "in worker 1"}
+    loader = tp.Loader(CHAINS["map"](), num_workers=1, worker_init_fn=opens)
+    with pytest.raises(AttributeError) as caught:
+        next(iter(loader))
+    assert "raised in Loader(worker_init_fn)" in "".join(caught.value.__notes__)
 
 
 def test_a_start_method_that_is_none_is_refused() -> None:

@@ -119,6 +119,30 @@ class Repeating(OfEpoch):
         return iter(list(super().__iter__())[self.rank :: 2])
 
 
+class OfNames(OfEpoch):
+    """One replica's part, by attributes of other names."""
+
+    def __init__(self, rank: int, count: str, which: str) -> None:
+        self.which = which
+        vars(self).update({count: 2, which: rank})
+
+    def __len__(self) -> int:
+        return len(ROWS) // 2
+
+    def __iter__(self) -> Any:
+        return iter(list(super().__iter__())[vars(self)[self.which] :: 2])
+
+
+class Unsized:
+    """One replica's part without a length, as detectron2's ``TrainingSampler``."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._world_size = rank, 2
+
+    def __iter__(self) -> Any:
+        return iter(random.sample(ROWS, len(ROWS))[self._rank :: 2])
+
+
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
@@ -136,6 +160,9 @@ EVERY = {
         td.RandomSampler(ROWS, generator=seeded()), rank
     ),
     "repeating": Repeating,
+    "world_size": lambda rank: OfNames(rank, "world_size", "rank"),
+    "_world_size": lambda rank: OfNames(rank, "_world_size", "_rank"),
+    "num_processes": lambda rank: OfNames(rank, "num_processes", "process_index"),
 }
 
 
@@ -182,6 +209,12 @@ def test_a_sampler_stays_at_its_epoch_and_rank():
     pipe = tp.from_dataset(ROWS, sampler)
     assert list(pipe) != list(pipe)
     assert (sampler.sampler.epoch, sampler.sampler.rank) == (0, 1)
+
+
+def test_of_a_sampler_without_a_length_all_replicas_come_in_turn():
+    epochs = [list(tp.from_dataset(ROWS, Unsized(rank))) for rank in range(2)]
+    assert epochs[0] == epochs[1] != ROWS
+    assert sorted(epochs[0]) == ROWS
 
 
 def torchs(kind: Any, *args: Any, seed: int = 3, **options: Any) -> td.Sampler[int]:

@@ -262,6 +262,21 @@ def several(row: Row) -> Iterator[Row]:
         yield row
 
 
+class NoisyRows:
+    """Augments as many datasets of torch do."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, n: int) -> float:
+        return n + random.random()
+
+
+class NoisyBatches(NoisyRows):
+    def __getitems__(self, keys: list[int]) -> list[float]:
+        return [n + np.random.rand() for n in keys]
+
+
 IMAGES = tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 9)
 #: What draws from which generator, and what it is told to do.
 DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
@@ -302,6 +317,16 @@ DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
     "image_transform": (
         lambda: IMAGES.image_transform(lambda image: image + random.randrange(9), version="1"),
         "Python's", "draw from torch's generator",
+    ),
+    "from_dataset": (
+        lambda: tp.from_dataset(NoisyRows()), "Python's", r"^NoisyRows\[.*map\(fn, rng=True\) after it",
+    ),
+    "from_dataset of many": (
+        lambda: tp.from_dataset(NoisyBatches()).shuffle(4).batch(2), "NumPy's", "after it",
+    ),
+    "from_iterable in a thread": (
+        lambda: tp.Loader(tp.from_iterable(lambda: iter([random.random()])), threads=1),
+        "Python's", r"^from_iterable\(.*random\.Random\(0\)",
     ),
     "a function with a name": (
         lambda: source().map(augment), "Python's", r"^map\(augment \(test_map_rng.py:\d+",

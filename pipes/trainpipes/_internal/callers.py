@@ -114,11 +114,17 @@ def reading_worker() -> Any:
 
 @contextmanager
 def making_rows() -> Iterator[None]:
-    """A user's code is asked for the rows or keys of an epoch within."""
-    token = _making_rows.set(True)
+    """A user's code is asked for the rows or keys of an epoch within: all of them, also in a worker of a
+    DataLoader, which it is not told of.
+    """
+    from torch.utils.data._utils import worker
+
+    token, info = _making_rows.set(True), worker._worker_info
+    worker._worker_info = None
     try:
         yield
     finally:
+        worker._worker_info = info
         _making_rows.reset(token)
 
 

@@ -99,11 +99,14 @@ def seen_draws(stages: Sequence[object]) -> str:
 
 @dataclass(eq=False)
 class DrawWatch:
-    """Watches the global generators in a function's first calls; warns once if it draws."""
+    """Watches the global generators in a function's first calls; warns once if it draws, ``at_once`` or in
+    two of them.
+    """
 
     fn: Any
     said: str
     cure: str
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         self._calls = CALLS if self.fn is None else 0
@@ -132,7 +135,7 @@ class DrawWatch:
             if modules != len(sys.modules):  # which may draw as they are imported
                 return returned
             # A first call may set the seed that was set already: that looks like a draw.
-            again = [name for name in moved if name in self._moved]
+            again = [name for name in moved if self.at_once or name in self._moved]
             self._moved.update(moved)
             if again:
                 self.hear(f"{' and '.join(again)} global generator{'s' * (len(again) > 1)}")

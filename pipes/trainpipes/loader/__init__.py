@@ -74,7 +74,8 @@ class Loader:
         prefetch_factor: batches, or runs of rows, that each worker is given ahead; 2 if None.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker; on Ray in each process, where ids may
-            repeat.
+            repeat. Global generators are seeded after it, before each task, by its rows and the seeds of
+            the pipeline: other draws come by another ``seed=`` there.
         timeout: seconds that a call may take, at least: then its worker is ended, and another worker tries
             the row once more. A second time it is a ``WorkerError`` that names the row, or the row is left
             out where ``on_error`` says so. 0 for no end.

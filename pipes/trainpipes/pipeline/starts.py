@@ -23,8 +23,9 @@ from trainpipes.samplers.torch_samplers import OF_ROWS
 from trainpipes.sources.concat import Concat, Zip
 from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.from_dataset import FromDataset, FromIterable, FromTensors
+from trainpipes.sources.from_dataset import FromDataset, FromTensors
 from trainpipes.sources.from_hf import FromHf
+from trainpipes.sources.from_iterable import FromIterable
 from trainpipes.sources.from_memmap import FromMemmap, MemmapDataset
 from trainpipes.sources.from_torchdata import FromTorchdata
 from trainpipes.sources.mix import Mix

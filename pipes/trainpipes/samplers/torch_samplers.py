@@ -6,9 +6,10 @@ import copy
 import json
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ SEQUENCES = (Sequence, np.ndarray, torch.Tensor)
 WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 #: Torch's own that give a key at a time.
 OF_ROWS = (*WITH_GENERATOR, data.SequentialSampler, data.DistributedSampler)
+
+#: How samplers call the number of replicas, and which of these they are.
+REPLICAS = ("num_replicas", "world_size", "_world_size", "num_processes")
+RANKS = ("rank", "_rank", "process_index")
+_END = object()
 
 
 class TorchOrder:
@@ -156,10 +162,14 @@ def replicas_of(sampler: Any) -> int:
 def _own_replicas(sampler: Any) -> int:
     if isinstance(sampler, samplers.DistributedSampler):
         return sampler.num_replicas or data_parallel()[1]
+    counts = _numbers(sampler, REPLICAS).values()
+    return next(iter(counts), 1) if _numbers(sampler, RANKS) else 1
+
+
+def _numbers(sampler: Any, names: Sequence[str]) -> dict[str, int]:
+    """The attributes of some names that are numbers."""
     held = getattr(sampler, "__dict__", {})
-    numbers = held.get("num_replicas"), held.get("rank")
-    known = hasattr(sampler, "__len__") and all(isinstance(n, int) for n in numbers)
-    return int(held["num_replicas"]) if known else 1
+    return {name: int(held[name]) for name in names if isinstance(held.get(name), int)}
 
 
 def _within(sampler: Any) -> dict[str, Any]:
@@ -175,7 +185,9 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     replicas = replicas_of(sampler)
     if not hasattr(sampler, "__len__"):
-        return _drawn(sampler, epoch, 0, seed)
+        of_each = [_drawn(sampler, epoch, rank, seed) for rank in range(replicas)]
+        turns = zip_longest(*of_each, fillvalue=_END)
+        return (key for key in chain.from_iterable(turns) if key is not _END)
     parts = [_keys(sampler, epoch, rank, seed) for rank in range(replicas)]
     return iter(parts[0] if replicas == 1 else list(chain.from_iterable(zip(*parts, strict=True))))
 
@@ -202,6 +214,7 @@ def _placed(sampler: Any, epoch: int, rank: int) -> Any:
     changes = {name: held for name, held in placed.items() if held is not vars(sampler)[name]}
     if (replicas := _own_replicas(sampler)) > 1:
         changes |= {"num_replicas": replicas, "rank": rank}
+        changes |= dict.fromkeys(_numbers(sampler, RANKS), rank)
     if not changes and not hasattr(sampler, "set_epoch"):
         return sampler
     copied = copy.copy(sampler)
@@ -216,27 +229,16 @@ def _drawn(sampler: Any, epoch: int, rank: int, seed: int) -> Iterator[Any]:
     which the global generators are put back.
     """
     own = {generator: generator.get_state() for generator in _generators(sampler)}
-    iterator: Iterator[Any] | None = None
-    inside: tuple[Any, ...] | None = None
+    draws, iterator = OwnDraws(seed), None
     try:
         while True:
-            outside = _states()
-            try:
-                if iterator is None or inside is None:
-                    random.seed(seed)
-                    np.random.seed(seed % 2**32)
-                    # Not torch.manual_seed, which seeds the devices' generators, too.
-                    torch.default_generator.manual_seed(seed)
+            with draws.within():
+                if iterator is None:
                     for generator in own:
                         generator.manual_seed(seed ^ generator.initial_seed())
                     # islice() calls iter() again, at which some begin anew
                     iterator = chain(_placed(sampler, epoch, rank))
-                else:
-                    _put_back(inside)
                 keys = list(islice(iterator, FEW))
-                inside = _states()
-            finally:
-                _put_back(outside)
             if not keys:
                 return
             yield from keys
@@ -245,14 +247,66 @@ def _drawn(sampler: Any, epoch: int, rank: int, seed: int) -> Iterator[Any]:
             generator.set_state(state)
 
 
+class OwnDraws:
+    """Global generators as some code alone has them: seeded before its first call, and then as its last call
+    left them. Outside of its calls they are as if there had been none.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._inside: tuple[Any, ...] | None = None
+        #: Calls in which nothing was drawn; less than any where something was.
+        self._idle = 0.0
+
+    @contextmanager
+    def within(self, most_idle: float = inf) -> Iterator[None]:
+        """A call. Code that draws nothing in its first ``most_idle`` ones is left alone from then on."""
+        if self._idle >= most_idle:
+            yield
+            return
+        outside = _states()
+        if self._inside is None:
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)
+            # Not torch.manual_seed, which seeds the devices' generators, too.
+            torch.default_generator.manual_seed(self._seed)
+            self._inside = _states()
+        else:
+            _put_back(self._inside)
+        before = self._inside
+        try:
+            yield
+        finally:
+            self._inside = _states()
+            self._idle = self._idle + 1 if _alike(before, self._inside) else -inf
+            _put_back(outside)
+
+
+def seeds_of(sampler: Any) -> list[int]:
+    """The seeds of a sampler, or of a stage that has one, and of those within."""
+    generators = [generator.initial_seed() for generator in _generators(sampler)]
+    numbers = (getattr(held, "seed", None) for held in _nested(sampler))
+    return generators + [int(n) for n in numbers if isinstance(n, int | np.integer)]
+
+
 def _generators(sampler: Any) -> list[torch.Generator]:
-    generator = getattr(sampler, "generator", None)
-    within = chain.from_iterable(map(_generators, _within(sampler).values()))
-    return [*within, *([generator] if isinstance(generator, torch.Generator) else [])]
+    found = (getattr(held, "generator", None) for held in _nested(sampler))
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+
+def _nested(sampler: Any) -> list[Any]:
+    """A sampler after those within it."""
+    return [*chain.from_iterable(map(_nested, _within(sampler).values())), sampler]
 
 
 def _states() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _alike(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    numpys = zip(before[1], after[1], strict=True)
+    same = before[0] == after[0] and all(np.array_equal(one, other) for one, other in numpys)
+    return same and torch.equal(before[2], after[2])
 
 
 def _put_back(states: tuple[Any, ...]) -> None:

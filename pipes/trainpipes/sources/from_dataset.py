@@ -1,14 +1,11 @@
-"""Rows that Python has: ``from_dataset`` by number, ``from_tensors``, and ``from_iterable`` one after the
-other.
-"""
+"""Rows that Python has, by number: ``from_dataset`` and ``from_tensors``."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
-from dataclasses import KW_ONLY, dataclass
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
+from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
@@ -23,115 +20,15 @@ from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataChangedError, DataError, shown
+from trainpipes.errors import ConfigError, DataChangedError, DataError
 from trainpipes.interfaces import source
-from trainpipes.interfaces.options import as_table, identify, instead, show
+from trainpipes.interfaces.options import DRAWS, as_table, instead
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, Source
-from trainpipes.interfaces.watched_calls import current
+from trainpipes.interfaces.watched_calls import DrawWatch, current
 from trainpipes.samplers import BatchSampler, RowSampler, torch_samplers
-
-
-class FromIterable(Source, gives="objects", holds_data=True):
-    """Rows of an iterable that is made anew for each epoch.
-
-    It must give the same items in the same order each time. A resume makes it again and drops used items;
-    every rank and worker reads all of it. What has epochs or a state of its own, such as a pipeline or a
-    ``DataLoader``, is refused.
-
-    Args:
-        factory: a function that returns a fresh iterable; or a list, an ``IterableDataset`` and the like.
-        version: names the factory in checkpoints instead of its module and name.
-        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
-
-    >>> import trainpipes as tp
-    >>> list(tp.from_iterable(lambda: (i * i for i in range(4))))
-    [0, 1, 4, 9]
-    """
-
-    free = frozenset({"factory", "version", "schema"})
-
-    factory: Callable[[], Iterable[Any]] | Iterable[Any]
-    _: KW_ONLY
-    version: str | None = None
-    schema: Schema | None = None
-
-    def check(self) -> None:
-        factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
-        way = instead(factory)
-        self._require(not way, "factory", takes, way)
-        passes = isinstance(factory, Iterator)
-        good = not passes and (callable(factory) or isinstance(factory, Iterable))
-        way = "an iterator is empty after one epoch" if passes else ""
-        self._require(good, "factory", takes, way and f"{way}: pass lambda: ... instead")
-        is_set = isinstance(factory, set | frozenset)
-        way = "not a set, whose order differs between processes: pass sorted(...)"
-        self._require(not is_set, "factory", "data in a fixed order", way)
-
-    def open(self) -> IterableStream:
-        return IterableStream(self.factory, self.version)
-
-    _runs_user_code = True
-
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        return text if len(text) < 120 else f"from_iterable({type(self.factory).__name__})"
-
-
-@dataclass(eq=False)
-class IterableStream(source.RowStream):
-    """The items of an iterable as a stream; a later epoch needs a function that makes it anew."""
-
-    factory: Callable[[], Iterable[Any]] | Iterable[Any]
-    version: str | None
-    _items: Iterator[Any] | None = None  # the last ones that were opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_items": None}
-
-    def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
-        iterable: Any = self.factory
-        if callable(iterable) and not isinstance(iterable, IterableDataset):
-            with callers.making_rows():
-                iterable = iterable()
-            if not isinstance(iterable, Iterable):
-                raise ConfigError(
-                    "from_iterable(factory) must be a function that returns an iterable, and "
-                    f"{show(self.factory)} returned {shown(iterable)}"
-                )
-            way, rule = instead(iterable), "a function that returns a fresh iterable"
-            checks.require(not way, "from_iterable(factory)", rule, iterable, way)
-        with callers.making_rows():
-            items = iter(iterable)
-        if items is self._items:
-            raise ConfigError(
-                f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "
-                "gave the same one again, whose items are used up: make it within the function"
-            )
-        self._items = items
-        return IterableReader(chain(items))  # islice() calls iter() again, at which some begin anew
-
-    def fingerprint(self) -> dict[str, Any]:
-        if self.version is not None:
-            return {"iterable": f"version {identify(self.version)}"}
-        factory = self.factory
-        return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
-
-    def describe(self) -> list[tuple[str, str]]:
-        rows = "an iterable: number of rows unknown; a resume reads and drops the rows already used"
-        return [("rows", rows)]
-
-
-@dataclass(eq=False)
-class IterableReader(source.StreamReader):
-    """One pass over an iterable."""
-
-    items: Iterator[Any]
-
-    def read(self, rows: int) -> Payload | None:
-        with callers.making_rows():
-            return list(islice(self.items, rows)) or None
+from trainpipes.sources.from_iterable import IterableReader
 
 
 def _as_tensor(values: Any) -> torch.Tensor:
@@ -243,7 +140,8 @@ class FromDataset(Source, gives="objects", holds_data=True):
     Args:
         dataset: has a ``len()``.
         sampler: gives the keys of each epoch; 0, 1, 2, … if left out. Torch's samplers get another seed each
-            epoch, others a call of ``set_epoch`` if they have it.
+            epoch, others a call of ``set_epoch`` if they have it. ``torch.manual_seed`` changes no order, a
+            ``generator=`` of theirs does.
         batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
             ``collate``.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
@@ -361,6 +259,10 @@ class Fetch(RunStage, holds_data=True):
     def _traits(self) -> dict[str, Any]:
         return {"per_row": self._runs_user_code}
 
+    @made_once
+    def _draw_watch(self) -> DrawWatch:
+        return DrawWatch(self, str(self), DRAWS["Fetch"])
+
     def process(self, run: Run) -> Run:
         keys = run.block.data
         assert isinstance(keys, list)
@@ -380,11 +282,12 @@ class Fetch(RunStage, holds_data=True):
 
     def _rows(self, keys: list[Any], one_by_one: Iterable[Any]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
+        around = self._draw_watch.around if self._runs_user_code else lambda fn: fn
         if many is None:
-            one = self.dataset.__getitem__
+            one = around(self.dataset.__getitem__)
             # map() would take a StopIteration of it for the end of the keys.
             return [one(key) for key in one_by_one]
-        given = many(keys)
+        given = around(many)(keys)
         are_rows = not isinstance(given, Mapping | str | bytes)
         rows = list(given) if are_rows else []
         if len(rows) != len(keys):

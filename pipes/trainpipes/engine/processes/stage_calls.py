@@ -7,6 +7,8 @@ worker may do it again.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +26,14 @@ from trainpipes._internal.checks import IntArray
 from trainpipes._internal.locks import cached_property
 from trainpipes.columns.block import Block, Each, Pieces, naming_bad_values
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.engine.calling import Answer, called
+from trainpipes.engine.calling import Answer, called, row_words
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import TrainpipesError
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Numbers, Stage
+from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.interfaces.watched_calls import NO_ROW, Known, Place, current
+from trainpipes.samplers.torch_samplers import seeds_of
 
 
 class Group(NamedTuple):
@@ -108,20 +112,35 @@ class StageCall:
         if plan is not None:
             about = {"source": plan.inputs.source, "schemas": plan.inputs.schemas.known()}
         state = {**vars(self), "plan": None, "_sent": about}
-        state.pop("_steps", None)
+        for name in ("_steps", "_seeds"):
+            state.pop(name, None)
         return state
 
     @cached_property
     def _steps(self) -> list[Any]:
         return steps_of(self.plan)
 
+    @cached_property
+    def _seeds(self) -> bytes:
+        """Those of the stages and their samplers."""
+        return json.dumps([seeds_of(stage) for stage in stages_within(self.stages)]).encode()
+
     # In a worker
 
     def begin(self, worker: int) -> None:
         self.open()
-        _tell_torch(worker, self.workers)
-        if self.init is not None:
+        datasets = [step.dataset for step in self._steps if hasattr(step, "dataset")]
+        _tell_torch(worker, self.workers, next(iter(datasets), None))
+        if self.init is None:
+            return
+        try:
             self.init(worker)
+        except Exception as error:
+            error.add_note(
+                "raised in Loader(worker_init_fn); get_worker_info().dataset is that of from_dataset(), and "
+                "None without one"
+            )
+            raise
 
     def open(self) -> None:
         """Make the stages ready that it was sent."""
@@ -143,7 +162,7 @@ class StageCall:
             run = Run(
                 run.block, Cursors.counting({}, np.arange(len(run.block) + 1, dtype=np.int64))
             )
-        _seed(run, group.first)
+        self._seed(run, group.first)
         try:
             for number in range(group.first, group.stop):
                 stage = self._steps[number]
@@ -160,6 +179,15 @@ class StageCall:
             return [made], None
         except BaseException as error:
             return [], error
+
+    def _seed(self, run: Run, stage: int) -> None:
+        """Seed the global generators by the rows, so that which worker does a task changes nothing."""
+        hashed = hashlib.sha256(self._seeds + stage.to_bytes(8, "little"))
+        hashed.update(row_words(run.block).tobytes())
+        seed = int.from_bytes(hashed.digest()[:8], "little")
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
 
     def _through(self, number: int, run: Run) -> Run:
         """A run as a stage makes it: of its halves, where workers died as the stage had all of it."""
@@ -245,29 +273,16 @@ def steps_of(plan: Plan) -> list[Any]:
     return [*plan.chain.steps, *(step for part in plan.mixed.values() for step in steps_of(part))]
 
 
-def _seed(run: Run, stage: int) -> None:
-    """Seed the global generators by the rows, so that which worker does a task changes nothing."""
-    if not len(run.block):
-        return
-    first = int(run.block.ids[0])
-    epoch = run.block.epoch if isinstance(run.block.epoch, int) else int(run.block.epoch[0])
-    seed = hash((first, epoch, stage)) & 0xFFFF_FFFF
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 class CallingWorker(torch_worker.WorkerInfo):
     """That of a process that shares out no rows; see ``reading_worker``."""
 
     only_calls = True
 
 
-def _tell_torch(worker: int, workers: int) -> None:
+def _tell_torch(worker: int, workers: int, dataset: Any) -> None:
     """Have ``get_worker_info()`` say which worker this is, as in those of a ``DataLoader``."""
-    no_dataset: Any = None
     torch_worker._worker_info = CallingWorker(
-        id=worker, num_workers=workers, seed=os.getpid(), dataset=no_dataset
+        id=worker, num_workers=workers, seed=os.getpid(), dataset=dataset
     )
     collates = torch_collate.default_collate_fn_map
     if collates[torch.Tensor] is torch_collate.collate_tensor_fn:  # and not a program's own

@@ -1,0 +1,85 @@
+"""from_iterable: items that an iterable draws or shares out by itself are the same everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import trainpipes as tp
+from engine.test_randomness import global_generators_untouched, seed_everything
+from trainpipes.samplers.torch_samplers import OwnDraws
+from trainpipes.testing import check_resume
+
+ROWS = 80
+
+
+class Shuffled(IterableDataset[int]):
+    """Shuffles its files, and then within a buffer, as many do."""
+
+    def __iter__(self) -> Iterator[int]:
+        files = [*range(ROWS // 10)]
+        random.shuffle(files)
+        for file in files:
+            yield from (10 * file + np.random.permutation(10)).tolist()
+
+
+def drawn() -> list[int]:
+    return torch.randperm(ROWS).tolist()
+
+
+@pytest.mark.parametrize("factory", [Shuffled(), drawn])
+@pytest.mark.parametrize("buffered", [False, True])
+def test_what_shuffles_by_global_generators_is_the_same_on_all_ranks_and_after_a_resume(
+    factory: Any, buffered: bool
+) -> None:
+    def pipeline(seed: int) -> tp.Pipeline:
+        seed_everything(seed)
+        rows = tp.from_iterable(factory).sharding_filter(2)
+        return (rows.shuffle(20) if buffered else rows).batch(4).repeat()
+
+    pipe = pipeline(0)
+    with global_generators_untouched():
+        whole = list(islice(pipe, 40))
+    epochs = whole[:20], whole[20:]
+    assert epochs[0] != epochs[1]
+    for epoch in epochs:
+        assert sorted(row for batch in epoch for row in batch) == [*range(ROWS)]
+    for rank in range(2):
+        part = iter(pipeline(1 + rank).distributed(rank=rank, world_size=2))
+        for batch in whole[rank::2]:
+            random.random()
+            assert next(part) == batch
+    check_resume(pipeline(3), processes=0, limit=50)
+
+
+def test_one_that_draws_nothing_is_soon_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[OwnDraws] = []
+    noted = OwnDraws.__init__
+    monkeypatch.setattr(
+        OwnDraws, "__init__", lambda own, seed: made.append(own) or noted(own, seed)
+    )
+    assert len(list(tp.from_iterable(range(100)))) == 100
+    assert [own._idle for own in made] == [16]
+    assert len(list(tp.from_iterable(Shuffled()))) == ROWS
+    assert made[1]._idle < 0
+
+
+class OfWorker(IterableDataset[int]):
+    """Keeps the part of a DataLoader's worker by itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        number, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(number, 40, workers))
+
+
+def test_what_shares_itself_out_to_workers_is_not_shared_out_twice() -> None:
+    pipe = tp.from_iterable(OfWorker()).sharding_filter(4)
+    assert sorted(map(int, DataLoader(pipe, batch_size=None, num_workers=2))) == [*range(40)]
