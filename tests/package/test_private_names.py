@@ -222,7 +222,7 @@ def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
     assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == ROWS // 2
 
 
-@private("torch", "_utils _worker_info", "stage_calls.py ray_worker.py")
+@private("torch", "_utils _worker_info", "stage_calls.py ray_worker.py callers.py")
 def test_workers_of_a_loader_know_which_they_are() -> None:
     """``get_worker_info()`` answers in the worker processes of a ``Loader``."""
     pipe = tp.from_dataset(range(ROWS)).map(who, version="1").batch(2)

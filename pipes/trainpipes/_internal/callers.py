@@ -115,7 +115,7 @@ def reading_worker() -> Any:
 @contextmanager
 def making_rows() -> Iterator[None]:
     """A user's code is asked for the rows or keys of an epoch within: all of them, also in a worker of a
-    DataLoader, which it is not told of.
+    DataLoader, which it does not see.
     """
     from torch.utils.data._utils import worker
 

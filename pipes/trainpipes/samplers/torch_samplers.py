@@ -32,9 +32,9 @@ WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRan
 #: Torch's own that give a key at a time.
 OF_ROWS = (*WITH_GENERATOR, data.SequentialSampler, data.DistributedSampler)
 
-#: How samplers call the number of replicas, and which of these they are.
-REPLICAS = ("num_replicas", "world_size", "_world_size", "num_processes")
-RANKS = ("rank", "_rank", "process_index")
+#: How samplers call the number of replicas, and which of these they are; also after an underscore.
+REPLICAS = ("num_replicas", "world_size", "num_processes")
+RANKS = ("rank", "process_index")
 _END = object()
 
 
@@ -168,8 +168,8 @@ def _own_replicas(sampler: Any) -> int:
 
 def _numbers(sampler: Any, names: Sequence[str]) -> dict[str, int]:
     """The attributes of some names that are numbers."""
-    held = getattr(sampler, "__dict__", {})
-    return {name: int(held[name]) for name in names if isinstance(held.get(name), int)}
+    held, every = getattr(sampler, "__dict__", {}), (own for n in names for own in (n, f"_{n}"))
+    return {name: int(held[name]) for name in every if isinstance(held.get(name), int)}
 
 
 def _within(sampler: Any) -> dict[str, Any]:
