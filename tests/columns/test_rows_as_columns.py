@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,30 @@ class TestWhatDoesNotFit:
         assert 'schema=pa.schema([("x", ...), ("y", pa.list_(...))])' in str(error)
         schema = pa.schema([("x", pa.string()), ("y", pa.list_(pa.int64()))])
         assert len(list(tp.from_dataset(rows, schema=schema).batch(1000).pad_collate())) == 11
+
+    def test_an_error_of_a_function_is_raised_when_its_row_is_due(self) -> None:
+        for kind in (tp.DataError, ValueError):
+
+            def function(n: int, kind: Any = kind) -> dict[str, Any]:
+                if n == 100:
+                    raise kind("no good")
+                return {"s": "a"}
+
+            pipe = tp.from_dataset(range(150)).map(function).encode_labels("s", classes=["a"])
+            found = iter(pipe)
+            assert len(list(islice(found, 100))) == 100
+            with pytest.raises(kind, match="no good"):
+                next(found)
+
+    def test_what_is_about_no_row_is_raised_at_once(self) -> None:
+        def function(n: int) -> dict[str, Any]:
+            if n == 100:
+                raise ConnectionError("no server")
+            return {"x": n}
+
+        loaded = tp.from_dataset(range(150)).map(function).batch(2).pad_collate()
+        with pytest.raises(ConnectionError):
+            next(iter(loaded))
 
     def test_a_schema_is_a_schema(self) -> None:
         for wrong in ({"x": "int64"}, "x", pa.schema([]), pa.schema([("x", pa.int8())] * 2)):

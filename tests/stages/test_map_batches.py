@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import datetime
 from itertools import cycle
 from pathlib import Path
@@ -290,6 +292,77 @@ def test_an_error_of_the_function_may_say_which_row_it_is_about(tmp_path: Path) 
         with pytest.raises(tp.DataError, match=r"an unlucky number \(at .*x\.parquet") as caught:
             list(pipe)
         assert (caught.value.row_group, caught.value.row) == (2, 13)
+
+
+def fails_at(bad: int, error: Callable[[int], Exception], returned: type) -> Any:
+    def function(columns: Any) -> dict[str, Any]:
+        numbers = columns["x"].tolist()
+        if bad in numbers:
+            raise error(numbers.index(bad))
+        return {"y": list(map(str, numbers)) if returned is list else np.array(numbers)}
+
+    return function
+
+
+@pytest.mark.parametrize("returned", [list, np.ndarray])
+@pytest.mark.parametrize("bad", [0, 3, 64, 100])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda place: tp.DataError("bad", row=place),
+        lambda place: tp.DataError("bad"),
+        lambda place: ValueError("bad"),
+    ],
+)
+def test_an_error_of_the_function_names_its_row_where_types_are_looked_for_too(
+    bad: int, error: Any, returned: Any
+) -> None:
+    read = numbers(150)
+    for pipe in (read.shuffle(1, seed=1), read.shuffle(150, seed=1)):
+        for add in (pipe.map_batches, pipe.with_columns):
+            with pytest.raises(ValueError, match="^bad") as caught:
+                list(add(fails_at(bad, error, returned), format="numpy", thread_safe=True))
+            said = [str(caught.value), *getattr(caught.value, "__notes__", [])][-1]
+            assert re.search(rf"\bat row {bad}\b", said), said
+            assert len(said) < 120
+
+
+@pytest.mark.parametrize("returned", [list, np.ndarray])
+def test_rows_before_a_bad_one_come_first(returned: Any) -> None:
+    error = lambda place: tp.DataError("bad", row=place)  # noqa: E731
+    pipe = numbers(150).with_columns(fails_at(100, error, returned), format="numpy")
+    rows = iter(pipe)
+    assert next(rows)["x"] == 0
+    with pytest.raises(tp.DataError) as caught:
+        list(rows)
+    assert caught.value.row == 100
+
+
+def test_an_error_of_no_row_by_itself_names_none() -> None:
+    def together(columns: Any) -> Any:
+        if len(columns["x"]) > 1:
+            raise ValueError("too many")
+        return columns
+
+    def never(columns: Any) -> Any:
+        calls.append(len(columns["x"]))
+        raise ConnectionError("no server")
+
+    calls: list[int] = []
+    for function, kind in ((together, ValueError), (never, ConnectionError)):
+        with pytest.raises(kind) as caught:
+            list(numbers().map_batches(function, format="numpy"))
+        assert caught.value.__notes__[0].startswith("raised in map_batches(")
+        assert " at " not in caught.value.__notes__[0]
+    assert len(calls) == 1
+
+
+def test_a_value_of_another_type_among_the_first_rows_is_named_once() -> None:
+    mixed = lambda c: {"y": ["a" if x == 100 else 1 for x in c["x"]]}  # noqa: E731
+    with pytest.raises(tp.SchemaError, match=r"'y' both int64 and string: 'a'") as caught:
+        list(numbers(150).with_columns(mixed, format="numpy"))
+    assert str(caught.value).count("(at row") == 1
+    assert caught.value.row == 100
 
 
 def test_an_error_of_the_function_names_the_stage_and_the_row() -> None:

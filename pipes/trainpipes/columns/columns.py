@@ -172,7 +172,7 @@ def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) ->
             return _of_values(list(column), name, caller, type_of(name))
         return _array(column)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, TrainpipesError):
+        if isinstance(error, TrainpipesError) or hasattr(error, "_trainpipes"):
             raise
         problem = f"returned values in {name!r} that cannot be made a column: {error}"
         raise _refused(caller, problem) from error

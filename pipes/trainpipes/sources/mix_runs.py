@@ -118,11 +118,10 @@ class SourceRows:
         return (cursors.before or 0) + last - self.left <= self._lane.skipped
 
     def _tell_source(self, error: Exception) -> None:
-        stage, row = getattr(error, "_trainpipes", (None, None))
+        _, row = getattr(error, "_trainpipes", (None, None))
         said = f"in source {self._name!r} of a mix"
         if row is not None:
-            row_id = self._mixture.ids.of(self._name, np.array([row], dtype=np.int64))
-            error._trainpipes = stage, int(row_id[0])  # type: ignore[attr-defined]
+            self._mixture.ids.tell(self._name, error)
         elif isinstance(error, TrainpipesError):
             error.source = error.source or self._name
             error.message = f"{error.message} ({said})"

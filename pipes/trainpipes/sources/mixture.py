@@ -219,6 +219,14 @@ class _Named(RunStage, holds_data=True):
         run.block.ids = ids.of(self.source, run.block.ids)
         return run
 
+    def telling(self, runs: Iterator[Run]) -> Iterator[Run]:
+        """The runs that it gets, of which errors name rows by the mix's numbers."""
+        try:
+            yield from runs
+        except Exception as error:
+            self.mixture.ids.tell(self.source, error)
+            raise
+
 
 class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, pass_number: int) -> None:
@@ -316,6 +324,13 @@ class MixedIds:
         for path, places, ids_below in below.split(rows):
             tagged[places] = ids_below | (self._tags[name, *path] << SOURCE_BIT)
         return tagged
+
+    def tell(self, name: str, error: Exception) -> None:
+        """Make an error about a row of a source one about that row of the mix."""
+        stage, row = getattr(error, "_trainpipes", (None, None))
+        if row is not None:
+            number = self.of(name, np.array([row], dtype=np.int64))
+            error._trainpipes = stage, int(number[0])  # type: ignore[attr-defined]
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
         """The path of each source, the places of its rows, and their numbers in it."""

@@ -20,14 +20,14 @@ from trainpipes.columns.block import BadCell, Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling import Answer, RowCall, RowKey, ThreadMap, words_of
-from trainpipes.engine.planning.column_types import ColumnTypes
+from trainpipes.engine.planning.column_types import ColumnTypes, is_of_rows
 from trainpipes.engine.processes.executor_options import AnExecutor, as_options, executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.worker_pool import WorkerPool
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.contents import digest_of
 from trainpipes.interfaces.options import DRAWS
-from trainpipes.interfaces.quarantine import CallsFunction, Failed, OnBadRow
+from trainpipes.interfaces.quarantine import NOT_OF_ROWS, CallsFunction, Failed, OnBadRow
 from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
@@ -316,23 +316,17 @@ class ColumnFunction(
         """The rows, and the columns that the function makes of them; None of no rows that it takes."""
         self._check_rows(run)
         self.refuse_batches(run)
-        columns = columns_as(run.block, self.format, self)
         try:
-            run, result = self._called(run, columns)
+            run, result = self._called(run)
             if isinstance(result, Failed):
                 return run, None
             data = from_columns(result, self, self._type)
         except BadCell as bad:
             place = min(bad.row or 0, len(run.block) - 1)  # it may return more rows than it got
             raise at_row(f"{self}: {bad}", self, run.block.ids[place], SchemaError) from None
-        except TrainpipesError as error:
-            place = 0
-            if error.path is None and error.row is not None:  # of those that the function got
-                place, error.row = min(error.row, len(run.block) - 1), None
-            blame(error, self, int(run.block.ids[place]))
-            raise
         except Exception as error:
-            blame(error, self, int(run.block.ids[0]))
+            if not is_of_rows(error):  # which names its row
+                blame(error, self, int(run.block.ids[0]))
             raise
         if len(data) != len(run.block):
             counts = f"got {len(run.block)} rows and returned {len(data)}"
@@ -340,7 +334,7 @@ class ColumnFunction(
             raise refused(self, f": {rule}, {counts}; to drop rows use filter()", DataError)
         return run, data
 
-    def _called(self, run: Run, columns: Any) -> tuple[Run, Any]:
+    def _called(self, run: Run) -> tuple[Run, Any]:
         """The rows of which the function makes something, and that; ``Failed`` of none at all."""
         fn = self._draw_watch.around(self.fn)
         at_work = current()
@@ -348,14 +342,47 @@ class ColumnFunction(
         if at_work is not None and len(run) == 1:
             result = at_work.at(int(run.block.ids[0]))
         if result is None:
-            result = self.guarded(fn)(columns)
+            result = self._call(self.guarded(fn), run)
         if not isinstance(result, Failed):
             if self.leaves_out:
                 self._left_out.drop(run.block, np.zeros(len(run), dtype=np.int64))
             return run, result
         run = run.pick(self.without_failed(run, self._failures(run, result)))
+        return run, self._call(fn if len(run) else self.guarded(fn), run)
+
+    def _call(self, fn: Callable[..., Any], run: Run) -> Any:
         columns = columns_as(run.block, self.format, self)
-        return run, fn(columns) if len(run) else self.guarded(fn)(columns)
+        try:
+            return fn(columns)
+        except Exception as error:
+            row = self._row_of(error, run)
+            blame(error, self, None if row is None else int(run.block.ids[row]))
+            raise
+
+    def _row_of(self, error: Exception, run: Run) -> int | None:
+        """The row that the error names; or else the first of which the function raises such an error by
+        itself, found by halves.
+        """
+        if isinstance(error, TrainpipesError) and error.path is None and error.row is not None:
+            row, error.row = min(error.row, len(run) - 1), None
+            return row
+        start, stop = 0, 0 if isinstance(error, NOT_OF_ROWS) else len(run)
+        while stop - start > 1:
+            middle = (start + stop) // 2
+            if self._raises(type(error), run.part(start, middle)):
+                stop = middle
+            elif self._raises(type(error), run.part(middle, stop)):
+                start = middle
+            else:
+                return None
+        return start if stop else None
+
+    def _raises(self, kind: type[Exception], run: Run) -> bool:
+        try:
+            self.fn(columns_as(run.block, self.format, self))
+        except Exception as error:
+            return isinstance(error, kind)
+        return False
 
     def _failures(self, run: Run, failed: Failed) -> list[Failed | None]:
         """Of rows of which the function ``failed``: of each, why it fails by itself, if so."""
@@ -383,7 +410,7 @@ class ColumnFunction(
         return schema.field(name).type if name in schema.names else None
 
     def _untyped(self, block: Block) -> Block:
-        run, result = self._called(unplaced(block), columns_as(block, self.format, self))
+        run, result = self._called(unplaced(block))
         columns = {} if isinstance(result, Failed) else untyped_columns(result)
         rows = zip(*columns.values(), strict=True)
         return run.block.with_data([dict(zip(columns, values, strict=True)) for values in rows])

@@ -89,6 +89,20 @@ def test_a_row_that_makes_no_columns_is_named_with_its_source():
         list(pipe)
 
 
+def test_an_error_of_the_first_rows_is_named_with_its_source():
+    def function(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 3:
+            raise tp.DataError("no good")
+        return {"id": row["id"], "s": "a"}
+
+    one, two = (table(start).map(function) for start in (0, 100))
+    mixed = tp.mix({"a": one, "b": two}, weights={"a": 1, "b": 1})
+    outer = tp.mix({"m": mixed, "c": two}, weights={"m": 1, "c": 1})
+    for pipe, named in ((mixed, "a"), (outer, "m/a")):
+        with pytest.raises(tp.DataError, match=rf"^no good \(at source '{named}', row 3\)$"):
+            list(pipe.encode_labels("s", classes=["a"]))
+
+
 @pytest.mark.parametrize(("levels", "epochs"), [(2, 6), (5, 2)])
 def test_mixes_of_mixes_have_any_number_of_epochs(levels, epochs):
     pipe = table(0, 3).shuffle(3)

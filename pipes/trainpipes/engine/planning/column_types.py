@@ -24,8 +24,9 @@ from trainpipes.columns.types import SchemaFinder, UnfitRow, is_open, written
 from trainpipes.engine.calling import open_stages
 from trainpipes.engine.planning.chain import RowMixture
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
-from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
+from trainpipes.errors import ConfigError, SchemaError, WorkerError
 from trainpipes.interfaces import stage_kinds as kinds
+from trainpipes.interfaces.quarantine import NOT_OF_ROWS
 from trainpipes.interfaces.source import RowSource, RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage, aside, is_ours
 
@@ -40,7 +41,7 @@ Parts: TypeAlias = Generator[tuple[Payload, int], None, None]
 START = {"epoch": 0, "window": 0, "row": 0}
 
 
-def is_of_rows(error: SchemaError) -> bool:
+def is_of_rows(error: Exception) -> bool:
     """Whether it says that the first rows make no columns."""
     return hasattr(error, "_of_rows")
 
@@ -150,10 +151,9 @@ class ColumnTypes:
                     _add(finder, rows[start : start + STEP], ids, whole or inputs, caller)
                     if finder.rows >= ROWS and typed >= set(finder.open):
                         return finder.schema
-        except TrainpipesError:
-            raise
-        except Exception:  # of a user function: raised when its row is due
-            if not finder.rows or finder.open:
+        except Exception as error:  # about a row: raised when that is due
+            waits = not (is_of_rows(error) or isinstance(error, (*NOT_OF_ROWS, WorkerError)))
+            if not waits or not finder.rows or finder.open:
                 raise
         finally:
             runs.close()
@@ -219,8 +219,17 @@ def _add(
 
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
-    runs, _ = open_stages(_on_rows(below), lambda _: rows, dict(START))
-    return runs
+    part: list[Stage] = []
+    for stage in _on_rows(below):
+        telling = getattr(stage, "telling", None)  # of ``RowMixture.naming``
+        if telling is not None:
+            rows, part = telling(_opened(part, rows)), []
+        part.append(stage)
+    return _opened(part, rows)
+
+
+def _opened(stages: Sequence[Stage], rows: Iterator[Run]) -> Iterator[Run]:
+    return open_stages(stages, lambda _: rows, dict(START))[0]
 
 
 def _on_rows(stages: Sequence[Stage]) -> list[Stage]:
