@@ -320,7 +320,7 @@ def test_an_error_of_the_function_names_its_row_where_types_are_looked_for_too(
     read = numbers(150)
     for pipe in (read.shuffle(1, seed=1), read.shuffle(150, seed=1)):
         for add in (pipe.map_batches, pipe.with_columns):
-            with pytest.raises(ValueError, match="^bad") as caught:
+            with pytest.raises(ValueError, match=r"^bad") as caught:
                 list(add(fails_at(bad, error, returned), format="numpy", thread_safe=True))
             said = [str(caught.value), *getattr(caught.value, "__notes__", [])][-1]
             assert re.search(rf"\bat row {bad}\b", said), said
