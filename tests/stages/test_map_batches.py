@@ -242,6 +242,33 @@ def test_lists_of_arrays_keep_their_dtype() -> None:
     assert kinds == [pa.float32(), pa.float32(), pa.int8()]
 
 
+BUFFER, PAIRS, TENSOR = np.empty(300), np.empty((300, 2)), torch.empty(300)
+
+
+def into_arrays(columns: Any) -> dict[str, Any]:
+    count = len(columns["x"])
+    BUFFER[:count] = columns["x"] * 2
+    PAIRS[:count] = columns["x"][:, None] * 3
+    return {"flat": BUFFER[:count], "pairs": PAIRS[:count], "strided": PAIRS[:count, 1]}
+
+
+def into_a_tensor(columns: Any) -> dict[str, Any]:
+    TENSOR[: len(columns["x"])] = columns["x"] * 2
+    return {"flat": TENSOR[: len(columns["x"])]}
+
+
+@pytest.mark.parametrize(("function", "format"), [(into_arrays, "numpy"), (into_a_tensor, "torch")])
+def test_parts_of_an_array_that_is_written_again_keep_their_values(
+    function: Any, format: Any
+) -> None:
+    pipe = numbers(300).with_columns(function, format=format)
+    for batch in pipe.batch(200).collate():
+        for name in batch.keys() - {"x"}:
+            wanted = batch["x"] * (2 if name == "flat" else 3)
+            first = batch[name][:, 0] if name == "pairs" else batch[name]
+            assert first.tolist() == wanted.tolist(), name
+
+
 def rows(count: int = 20) -> tp.Pipeline:
     table = {"x": range(count), "text": [f"row {n}" for n in range(count)]}
     return tp.from_arrow(pa.table(table))

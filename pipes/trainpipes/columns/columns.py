@@ -170,7 +170,7 @@ def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) ->
             raise TypeError(f"one {type(column).__name__} for all rows; give one value for each")
         if type_of is not None and _is_untyped(column):
             return _of_values(list(column), name, caller, type_of(name))
-        return _array(column)
+        return _array(column if type_of is None else _lasting(column))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, TrainpipesError) or hasattr(error, "_trainpipes"):
             raise
@@ -202,6 +202,16 @@ def untyped_columns(columns: Any) -> dict[str, list[Any]]:
     if not isinstance(columns, Mapping):
         return {}
     return {name: list(column) for name, column in columns.items() if _is_untyped(column)}
+
+
+def _lasting(column: Any) -> Any:
+    """A column of a function, copied where it is a part of an array that the function may write again."""
+    if isinstance(column, torch.Tensor):
+        array = as_array(column)
+        return array.copy() if column.untyped_storage().nbytes() > column.nbytes else array
+    if isinstance(column, np.ndarray) and column.base is not None and column.flags.writeable:
+        return column.copy()
+    return column
 
 
 def _is_untyped(column: Any) -> bool:

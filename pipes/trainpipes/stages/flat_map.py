@@ -33,7 +33,7 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     Args:
         fn: function of a row that returns an iterable of rows, the same for the same row. No row
-            may be None.
+            may be None, nor hold the same array or tensor with other values; see ``map``.
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.

@@ -427,7 +427,9 @@ class MapBatches(ColumnFunction):
             "numpy" or "torch" of a dict of arrays or tensors ``[rows, ...]``, returning such a
             dict. Ragged columns come as object arrays of arrays in "numpy", as lists of tensors in
             "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes fixed-size
-            lists. A DataError with ``row=n`` names row n (from 0) of those given.
+            lists. Of a part of an array, as ``buffer[:n]``, a copy is taken; a whole one must not be
+            returned again with other values, see ``map``. A DataError with ``row=n`` names row n (from 0)
+            of those given.
         format: "arrow", "numpy" or "torch": form of the function's argument.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
