@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -355,6 +356,18 @@ def test_names_that_clash_are_refused_with_a_way_out(files):
 def test_what_cannot_be_one_of_several_is_refused(made, message):
     with pytest.raises(tp.ConfigError, match=message):
         made(tp.from_arrow(pa.table({"x": [1, 2]})))
+
+
+def test_for_folds_an_error_gives_a_line_that_works():
+    rows = tp.from_arrow(pa.table({"x": range(20)}))
+    parts = rows.split(dict.fromkeys("abcde", 0.2))
+    with pytest.raises(tp.ConfigError, match=r"put split\(\) after concat\(\)") as caught:
+        tp.concat(*[parts[name] for name in "abcd"])
+    line = re.search(r"rows\.enumerate.*!= 0\)", str(caught.value))[0]
+    train = [row["x"] for row in eval(line, {"rows": rows}).shuffle(9, seed=1)]
+    held_out = [row["x"] for row in eval(line.replace("!=", "=="), {"rows": rows})]
+    assert len(train) == 16
+    assert sorted(train + held_out) == [*range(20)]
 
 
 def test_rows_without_columns_are_refused_beside_columns():

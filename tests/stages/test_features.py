@@ -138,6 +138,8 @@ def test_texts_of_all_kinds_have_ids(kind: pa.DataType) -> None:
     ([7, 5, 6, None], [7, 5], [2, 3, 1, 0]),
     ([7.0, float("nan"), None], [7], [2, 0, 0]),
     ([True, False, None], [1], [2, 1, 0]),
+    ([True, False, None], [True, False], [2, 3, 0]),
+    ([1, 0, 2], [np.int8(0), np.True_], [3, 2, 1]),
     ([["a", "b"], [], None, [None, "c"]], ["a", "b"], [[2, 3], [], [], [0, 1]]),
     ([[3], [3, 9]], [3], [[2], [2, 1]]),
     ([None, None], ["a"], [0, 0]),

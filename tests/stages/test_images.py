@@ -544,6 +544,14 @@ def test_a_transform_is_called_by_the_thread_that_iterates() -> None:
     assert seen == {threading.current_thread()}
 
 
+def test_a_transform_that_returns_nothing_is_refused() -> None:
+    def in_place(image: torch.Tensor) -> None:
+        image.add_(1)
+
+    with pytest.raises(tp.DataError, match=r"returned None; return the image.*at row 0\)"):
+        list(photos(2).image_transform(in_place))
+
+
 def test_a_state_knows_a_transform_by_how_it_prints() -> None:
     pipe = photos().image_transform(Noise(0.5)).batch(2)
     rows = iter(pipe)

@@ -195,7 +195,8 @@ TIMES = [np.datetime64("2020-01-01", "us"), datetime(2020, 1, 2)]
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda c: {"y": 5}, "in 'y' that cannot be made a column"),
+        (lambda c: {"y": 5}, "in 'y' that cannot be made a column: one int for all rows"),
+        (lambda c: {"y": None}, "in 'y' that cannot be made a column: one NoneType for all rows"),
         (lambda c: {"y": np.float32(5)}, "that cannot be made a column: one float32 for all rows"),
         (lambda c: {"y": "abcdefgh"}, "in 'y' that cannot be made a column: one str for all rows"),
         (lambda c: {"y": b"abcdefgh"}, "one bytes for all rows"),

@@ -371,8 +371,10 @@ class TestColumns:
         stage = Tokenize(tokenizer=bracketed(), template=template)
         expected = hugging(bracketed(), [template.format(**row) for row in rows.to_pylist()])
         found = stage.process(run_of(rows)).block.data.to_pylist()
-        of_dicts = stage.process(run_of(rows.to_pylist())).block.data
-        for made in (found, of_dicts):
+        dicts = rows.to_pylist()
+        of_dicts = stage.process(run_of(dicts)).block.data
+        of_numpys = [row | {"n": np.int32(row["n"]), "a": np.str_(row["a"])} for row in dicts]
+        for made in (found, of_dicts, stage.process(run_of(of_numpys)).block.data):
             assert [list(row["input_ids"]) for row in made] == expected
 
     @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
@@ -582,6 +584,10 @@ class TestRefusals:
             (pa.table({"text": ["x"], "input_ids": [1]}), "have a column 'input_ids' already"),
             ([{"text": 1}], "column 'text' holds int"),
             ([{"text": [{"role": "user"}]}], "holds list.*or the recipe chat"),
+            ([{"text": ["a", "b"]}], "holds list.*; flat_map.. makes a row of each"),
+            ([{"text": ()}], "holds tuple.*; flat_map.. makes a row of each"),
+            (pa.table({"text": [["a"]]}), "holds list.*; flat_map.. makes a row of each"),
+            ([{"text": [1, 2]}], "holds list.*; make it a string"),
             ([{"txt": "x"}], "no column 'text'"),
             (["x"], r"each row must be a dict, got str; make dicts with map\(\)"),
         ],

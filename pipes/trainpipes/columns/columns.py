@@ -166,7 +166,8 @@ def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) ->
     try:
         if not isinstance(name, str):
             raise TypeError(f"the name of a column is a string, got {name!r:.40}")
-        if isinstance(column, str | bytes | Mapping) or getattr(column, "ndim", 1) == 0:
+        is_one = isinstance(column, str | bytes | Mapping) or getattr(column, "ndim", 1) == 0
+        if is_one or not (hasattr(column, "__iter__") or hasattr(column, "__arrow_array__")):
             raise TypeError(f"one {type(column).__name__} for all rows; give one value for each")
         if type_of is not None and _is_untyped(column):
             return _of_values(list(column), name, caller, type_of(name))

@@ -187,7 +187,9 @@ class Pipeline(Record):
         """Split the rows into parts that share no row.
 
         A row's part follows from its file's name and its number, or from its values in ``key``: it is
-        the same in each epoch, before and after a shuffle, and on any number of ranks.
+        the same in each epoch, before and after a shuffle, and on any number of ranks. Parts cannot be
+        joined again: of 5 folds, those but fold k are
+        ``rows.enumerate().filter(lambda row: row["index"] % 5 != k)``.
 
         Args:
             parts: fraction of the rows by name; the fractions sum to 1.

@@ -154,6 +154,8 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
                     '; or go through one after the other, each shuffled in itself, by mix({"a": a, "b": b}, '
                     'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
                 )
+            if stage.name == "split" and caller == "concat":
+                way += '; all parts but one are rows.enumerate().filter(lambda row: row["index"] % 5 != 0)'
             if stage in options:
                 way = f" and {way}" if several and stage.name != opener.name else ""
                 way = f"leave that option of {opener.name}() out{way}, or write the rows to files first"
@@ -502,7 +504,5 @@ def _check_values(stage: Windows, table: pa.Table, place: Any) -> None:
         if column.null_count:
             at = place(int(np.flatnonzero(arrays.to_numpy(column.is_null()))[0]))
             way = "fill it with map_batches(), or give another column"
-            said = f"column {name!r} is null, which tells no series: {way}"
-            raise DataError(
-                f"windows(within={stage.within!r}): {said} (at {at})", stage="windows()"
-            )
+            said = f"column {name!r} is null, which tells no series: {way} (at {at})"
+            raise DataError(f"windows(within={stage.within!r}): {said}", stage="windows()")

@@ -27,7 +27,7 @@ from trainpipes.interfaces.read_columns import naming, refused
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.labels import LabelColumn
+from trainpipes.stages.labels import LabelColumn, as_label
 
 Category: TypeAlias = "str | int"
 #: The ids of values that are no known category; known ones are numbered from ``FIRST_ID`` on.
@@ -195,13 +195,13 @@ def known_categories(option_value: Any, option: str) -> dict[str, list[Category]
         good = checks.is_name(name) and checks.several(values)
         checks.require(good, option, rule, option_value, way)
         for value in values:
-            valid = isinstance(value, str | int) and not isinstance(value, bool)
-            checks.require(valid, option, f"{rule}; values are texts or integers", value)
+            valid = isinstance(value, str | int)
+            checks.require(valid, option, f"{rule}; values are texts, integers or bools", value)
             small = isinstance(value, str) or -(2**63) <= value < 2**63
             checks.require(small, option, "texts, or integers of 64 bits", value)
-        twice = checks.repeated(values)
+        known[name] = [as_label(value, option) for value in values]  # True and False are 1 and 0
+        twice = checks.repeated(known[name])
         checks.require(not twice, option, "values that differ", twice[:1], "name each once")
-        known[name] = list(values)
     return known
 
 

@@ -539,7 +539,7 @@ class ImageTransform(
         num_workers: processes that call it; 0 for none.
 
     Raises:
-        DataError: a row holds no image.
+        DataError: a row holds no image, or the transform returned None.
         ConfigError: with workers, the transform does not pickle.
 
     >>> import numpy as np, torch, trainpipes as tp
@@ -577,6 +577,9 @@ class ImageTransform(
             transformed = self.transform(image)
         finally:
             generator.set_state(before)
+        if transformed is None:
+            way = "return the image, also where it is changed in place"
+            raise DataError(f"{self}: the transform returned None; {way}")
         if isinstance(transformed, torch.Tensor):
             transformed = transformed.as_subclass(torch.Tensor)
         return {**row, self.column: transformed}

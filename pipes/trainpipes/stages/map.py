@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import Function, Natural, Returning, Schema, Seed
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.block import BadCell, Block
+from trainpipes.columns.block import BadCell, Block, first_bad
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling import Answer, RowCall, RowKey, ThreadMap, words_of
@@ -366,23 +366,18 @@ class ColumnFunction(
         if isinstance(error, TrainpipesError) and error.path is None and error.row is not None:
             row, error.row = min(error.row, len(run) - 1), None
             return row
-        start, stop = 0, 0 if isinstance(error, NOT_OF_ROWS) else len(run)
-        while stop - start > 1:
-            middle = (start + stop) // 2
-            if self._raises(type(error), run.part(start, middle)):
-                stop = middle
-            elif self._raises(type(error), run.part(middle, stop)):
-                start = middle
-            else:
-                return None
-        return start if stop else None
+        if isinstance(error, NOT_OF_ROWS):
+            return None
 
-    def _raises(self, kind: type[Exception], run: Run) -> bool:
-        try:
-            self.fn(columns_as(run.block, self.format, self))
-        except Exception as error:
-            return isinstance(error, kind)
-        return False
+        def raises(start: int, stop: int) -> bool:
+            try:
+                self.fn(columns_as(run.block.slice(start, stop), self.format, self))
+            except Exception as again:
+                return isinstance(again, type(error))
+            return False
+
+        row = first_bad(len(run), raises)
+        return row if len(run) == 1 or raises(row, row + 1) else None
 
     def _failures(self, run: Run, failed: Failed) -> list[Failed | None]:
         """Of rows of which the function ``failed``: of each, why it fails by itself, if so."""

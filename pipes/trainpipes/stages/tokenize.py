@@ -77,9 +77,11 @@ def read_texts(
     return columns
 
 
-def _no_text(kind: str, messages: bool) -> str:
+def _no_text(kind: str, items: type) -> str:
     way = "make it a string with map_batches()"
-    if messages:
+    if items is str:
+        way = "flat_map() makes a row of each of several texts, map() a column of each"
+    elif items is dict:
         way = "messages are for chat_template() or the recipe chat"
     return f"holds {kind}, and only text can be tokenized; {way}"
 
@@ -87,11 +89,11 @@ def _no_text(kind: str, messages: bool) -> str:
 def _of_arrow(column: Any, numbers: bool) -> Texts:
     kind = column.type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (
-        arrays.is_text(kind) or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))
-    ):
-        messages = arrays.is_list(kind) and pa.types.is_struct(kind.value_type)
-        raise BadCell(None, _no_text(column.type, messages))
+    number = numbers and pa.types.is_integer(kind)
+    if not (number or arrays.is_text(kind) or pa.types.is_null(kind)):
+        inner = kind.value_type if arrays.is_list(kind) else pa.null()
+        items = str if arrays.is_text(inner) else dict if pa.types.is_struct(inner) else object
+        raise BadCell(None, _no_text(column.type, items))
     if pa.types.is_dictionary(column.type):
         column = arrays.decoded(column)
     return arrays.one_chunk(column.cast(pa.large_string()))
@@ -99,9 +101,10 @@ def _of_arrow(column: Any, numbers: bool) -> Texts:
 
 def _of_python(values: list[Any], numbers: bool) -> Texts:
     for row, value in enumerate(values):
-        if not isinstance(value, str | None) and not (numbers and type(value) is int):
-            messages = isinstance(value, list) and all(isinstance(item, dict) for item in value)
-            raise BadCell(row, _no_text(type(value).__name__, messages))
+        is_int = numbers and isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not (is_int or isinstance(value, str | None)):
+            first = [*value, ""][0] if isinstance(value, list | tuple) else None
+            raise BadCell(row, _no_text(type(value).__name__, type(first)))
     texts = [None if value is None else str(value) for value in values]
     try:
         return arrays.python_to_arrow(texts, pa.large_string())
@@ -377,8 +380,7 @@ class Tokenize(Tokenizes):
         self.refuse_batches(run)
         if isinstance(run.block.data, list) and not run.block.data:
             return run
-        numbers = self._template is not None
-        texts = read_texts(run.block, self._texts, self, numbers)
+        texts = read_texts(run.block, self._texts, self, self._template is not None)
         there = without_nulls(texts, self, run.block.ids, not self.traits.keeps_rows)
         gone = None if there is None else run.block.take(np.flatnonzero(~there))
         if there is not None:
@@ -396,8 +398,7 @@ class Tokenize(Tokenizes):
         run = run.with_block(block.with_data(self._put(block, columns)))
         run = self._checked(run, columns, block, cut)
         if gone is not None:  # counted last: the share that is left out is of all rows
-            why = "a text is null"
-            self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
+            self.without_target.drop(gone, np.ones(len(gone), int), lambda _: "a text is null")
         return run
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> tuple[dict[str, Ragged], Any]:
