@@ -199,9 +199,10 @@ def known_categories(option_value: Any, option: str) -> dict[str, list[Category]
             checks.require(valid, option, f"{rule}; values are texts, integers or bools", value)
             small = isinstance(value, str) or -(2**63) <= value < 2**63
             checks.require(small, option, "texts, or integers of 64 bits", value)
-        known[name] = [as_label(value, option) for value in values]  # True and False are 1 and 0
-        twice = checks.repeated(known[name])
+        labels: Any = [as_label(value, option) for value in values]  # True and False are 1 and 0
+        twice = checks.repeated(labels)
         checks.require(not twice, option, "values that differ", twice[:1], "name each once")
+        known[name] = labels
     return known
 
 
