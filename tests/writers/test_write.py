@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no executor": (None, {"executor": "rays"}, r"executor\) must be tp.Threads\(n\).*got 'rays'"),
     "does not pickle": (
         lambda p: p.map(lambda row: row, version="1"), {"num_files": 2, "executor": Processes(2)},
-        "must pickle to reach a worker process.*leave executor out",
+        "must pickle to reach a worker process.*or use executor=Threads\\(1\\)",
     ),
     "other columns": (
         lambda p: p.map_batches(changing, format="numpy"), {},

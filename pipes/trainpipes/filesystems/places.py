@@ -127,7 +127,9 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
 #: Of a folder that is written: the file that appears last, the folder of unfinished files, and names of its
 #: files.
 MANIFEST, WORK = "_manifest.json", "_unfinished"
-OURS = re.compile(r"part-\d{5,}\.[\w.]+")
+OURS = re.compile(
+    r"part-\d{5,}\.(parquet|arrow|jsonl|jsonl\.gz|jsonl\.zst|json|bin|pieces|(.+\.)?npy)"
+)
 
 log = logging.getLogger("trainpipes")
 

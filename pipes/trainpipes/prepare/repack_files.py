@@ -97,7 +97,7 @@ def repack(
     (100, 2)
     """
     checks.flag(shuffle, f"{CALLER}(shuffle)")
-    checks.whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
+    seed = checks.whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
     formats.check_codec(compression, formats.CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry, suffixes)

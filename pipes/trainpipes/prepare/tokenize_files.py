@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -373,7 +375,9 @@ def tokenize(
     >>> done.rows, done.tokens, list(done.pipeline) == list(pipe)
     (2, 6, True)
     """
-    whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
+    bytes_per_file = whole_number(
+        bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file"
+    )
     is_pipeline = isinstance(pipeline, Pipeline)
     require(is_pipeline, "tokenize(pipeline)", "a trainpipes Pipeline", pipeline)
     chosen = executor_of(executor, "tokenize(executor)", Threads(1))
@@ -402,7 +406,7 @@ def tokenize(
         open_file = partial(BareFile, dtype) if dtype else _form(compression, schema).open
         with open_output(place, plan, [f"part-00000{suffix}"], chosen, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
-            workers = _worthwhile(plan, missing) if executor is None else chosen
+            workers = _worthwhile(plan, missing, opened) if executor is None else chosen
             read = sum(task.rows for task in tasks)
             manifest = make_files(
                 tasks, partial(make, open_file, schema, ids), out, workers,
@@ -454,9 +458,19 @@ def _narrowest(stages: Sequence[Stage]) -> str:
     return "uint16" if max(known) < 1 << 16 else "uint32"
 
 
-def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:
+def _worthwhile(plan: Plan, missing: list[Task], opened: Callable[[], Plan]) -> Executor:
     size = sum(task.rows for task in missing) * (
         getattr(plan.inputs.source, "row_bytes", None) or 1024.0
     )
     count = int(max(1, min(cores(), len(missing), 1 + size // WORTH_BYTES)))
-    return Threads(1) if count == 1 else Processes(count)
+    return Processes(count) if count > 1 and _loads_elsewhere(opened) else Threads(1)
+
+
+def _loads_elsewhere(opened: Callable[[], Plan]) -> bool:
+    """Whether other processes can load it: nothing in it is local, nor of a session that has no file."""
+    try:
+        content = pickle.dumps(opened)
+    except Exception:  # what an object's class raises
+        return False
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return os.path.exists(script) if script else b"__main__" not in content

@@ -29,7 +29,8 @@ from trainpipes.interfaces.options import either
 from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.writers.epoch_rows import EpochRows, MapDataset, compact
 from trainpipes.writers.output_folder import Manifest
-from trainpipes.writers.write import ANY, Format, Output, refuse_own_file, write
+from trainpipes.writers.own_input import refuse_own_file
+from trainpipes.writers.write import ANY, Format, Output, write
 
 #: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough
 #: to be shuffled and dealt, and large enough to be worth a request.

@@ -30,7 +30,8 @@ from trainpipes.sources import mapped_rows
 from trainpipes.sources.from_memmap import MemmapDataset
 from trainpipes.sources.mapped_rows import Array, Layout
 from trainpipes.writers.epoch_rows import EpochRows, TableGroups
-from trainpipes.writers.write import Format, Output, mapped_paths, refuse_mapped, write, write_once
+from trainpipes.writers.own_input import mapped_paths, refuse_mapped
+from trainpipes.writers.write import Format, Output, write, write_once
 
 NO_NUMBERS = (
     "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "

@@ -15,10 +15,12 @@ import copy
 import errno
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from operator import index
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
@@ -37,12 +39,15 @@ from trainpipes.filesystems.places import (
     place_at,
 )
 from trainpipes.state.format import check_identity, first_difference, said, take_over
+from trainpipes.version import __version__
 
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
 SIDECAR = ".done.json"
 #: Files in the folder of unfinished files where nothing is whole.
 KEPT = {"about.json", LOCK_NAME}
+#: What makes digests of code: others make others.
+CODE_OF = f"trainpipes {__version__} {sys.implementation.cache_tag}"
 #: Bytes that are read from a file at once.
 BLOCK_BYTES = 4 << 20
 #: The number of the manifest's form.
@@ -124,13 +129,27 @@ class Manifest:
 class OutputFolder:
     """A folder that a single job writes to. Entered, it is locked and knows its files. No later run goes
     on where the "pipeline" of ``about`` is None.
+
+    Args:
+        code: what calls the user's code, and digests of it.
     """
 
-    def __init__(self, place: Place, about: Mapping[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        place: Place,
+        about: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        code: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    ) -> None:
         self.place, self.caller = place, place.caller
         self.files: dict[str, FileInfo] = {}
         self.finished: Manifest | None = None
-        self.about = json.loads(json.dumps(about))
+        self.about = json.loads(json.dumps(about, default=index))  # NumPy's integers, too
+        self._code, digests = code, code()
+        self._callers = [caller for caller, _ in digests]
+        if digests:
+            self.about["code"] = {CODE_OF: [digest for _, digest in digests]}
         self._lock = place.lock()
         self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
         #: Rows of a pipeline can be distinguished from others, and their unfinished files are continued.
@@ -165,6 +184,8 @@ class OutputFolder:
                     self._sweep()  # which makes room on a disk that is full
                     if self.place.sizes(WORK).keys() <= KEPT:
                         self.place.remove(ABOUT)
+                    elif self._leave_out_changed():
+                        write_json(self.place, ABOUT, self.about)
         finally:
             self._lock.free()
 
@@ -181,7 +202,17 @@ class OutputFolder:
             )
         self.files[info.file] = info
 
+    def _leave_out_changed(self) -> bool:
+        """Compare digests no more of what calls themselves have changed, such as counters: in another
+        process it is as it was.
+        """
+        mine, now = _digests(self.about), [digest for _, digest in self._code()]
+        kept = [old if old == new else None for old, new in zip(mine, now, strict=True)]
+        changed, mine[:] = kept != mine, kept
+        return changed
+
     def finish(self, notes: Mapping[str, Any], kept: int) -> Manifest:
+        self._leave_out_changed()
         files = [asdict(info) for info in sorted(self.files.values(), key=_in_order)]
         for entry in files:
             del entry["columns"], entry["cursor"]
@@ -241,6 +272,9 @@ class OutputFolder:
         before = self._read(ABOUT) if begun and not self._overwrite else {}
         if not (self._goes_on or before.get("pipeline")):
             before = {}
+        for number, digest in enumerate(_digests(before)):
+            if digest is None:
+                _digests(self.about)[number : number + 1] = [None]
         done = [f"{WORK}/{name}" for name in work if name.endswith(SIDECAR)]
         if before and done:
             self._check_same(before)
@@ -332,6 +366,21 @@ class OutputFolder:
                 "anew with overwrite=True",
                 path=root,
             )
+        for caller, old, new in zip(self._callers, _digests(before), _digests(mine), strict=False):
+            if None not in (old, new) and old != new:
+                name = MANIFEST if "files" in before else ABOUT
+                raise errors.DataChangedError(
+                    f"{self.caller}(): the code of {caller}, or what it uses, has changed since {root} was "
+                    "begun: begin anew with overwrite=True. To keep the rows that are there and go on, "
+                    f'remove "code" from {self.place.at(name)}; code with a version= is known by that alone',
+                    path=root,
+                )
+
+
+def _digests(about: Mapping[str, Any]) -> list[str | None]:
+    """Of the user's code, as far as they can be compared with those of this version."""
+    digests: list[str | None] = about.get("code", {}).get(CODE_OF, [])
+    return digests
 
 
 def run(
@@ -365,7 +414,8 @@ def run(
                 folder.note(info)
                 if not here:
                     progress.advance(info.rows)
-    if not folder.files:
+    if not any(info.rows for info in folder.files.values()):
+        folder._clear()
         raise no_rows(folder.caller)
     return folder.finish(notes or {}, already)
 

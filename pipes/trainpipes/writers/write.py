@@ -1,4 +1,4 @@
-"""Writes the rows of an epoch to files in a folder, which may not hold the files that are read."""
+"""Writes the rows of an epoch to files in a folder."""
 
 from __future__ import annotations
 
@@ -7,37 +7,33 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, repeat
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import numpy as np
-from fsspec.implementations.cached import CachingFileSystem
-from torch.utils.data import ConcatDataset, Subset
 
 from trainpipes._internal.checks import IntArray, require, whole_number
-from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Threads
 from trainpipes.engine.record import Record
-from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.errors import DataChangedError
 from trainpipes.filesystems.places import OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
-from trainpipes.filesystems.systems import is_local
-from trainpipes.interfaces.stage import aside
-from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.from_dataset import PLAIN
-from trainpipes.sources.from_hf import is_table
-from trainpipes.sources.from_memmap import MemmapDataset
+from trainpipes.interfaces import contents
+from trainpipes.interfaces.options import show
+from trainpipes.interfaces.stage import Stage, aside, is_ours
+from trainpipes.interfaces.stage_kinds import CombiningSource, stages_within
+from trainpipes.sources.from_dataset import PLAIN, FromDataset, FromIterable
 from trainpipes.state.cursor import checksum, encoded
-from trainpipes.writers.epoch_rows import EpochRows, MapDataset
+from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, no_rows, run
+from trainpipes.writers.own_input import datasets, file_lists, one_path_each, refuse_own_input
 
-#: Options of file systems that say which server a path is of.
-SERVERS = ("endpoint_url", "host", "port", "account_name")
 #: Rows in memory that are looked at for whether they have changed.
 SAMPLED = 1024
 
@@ -55,7 +51,7 @@ def open_output(
     inputs = None if plan is None else plan.inputs
     refuse_own_input(inputs, place, names, suffixes)
     workers.check_path(place.root, f"{place.caller}(folder)")
-    for path in _paths(inputs):
+    for path in one_path_each(inputs):
         workers.check_path(path, f"{place.caller}(pipeline)")
     stamps: list[object] = []
     for files in file_lists(inputs):
@@ -63,49 +59,12 @@ def open_output(
             stamps += [size, written]
     identity = {} if plan is None else {"pipeline": json.loads(plan.identity)}
     stamp = {"inputs": checksum(*stamps)} if stamps else {}
-    held = [_sampled(data) for data in _datasets(inputs) if type(data) in PLAIN]
+    held = [_sampled(data) for data in datasets(inputs) if type(data) in PLAIN]
     stamp |= {"in_memory": checksum(*held)} if held else {}
-    return OutputFolder(place, {**identity, **stamp, **about}, overwrite=overwrite)
-
-
-def file_lists(reads: Any) -> Iterator[FileList]:
-    for source in sources_of(reads):
-        if isinstance(files := getattr(source, "files", None), FileList):
-            yield files
-
-
-def sources_of(reads: Inputs | None) -> Iterator[Any]:
-    """The sources that read, of all pipelines that are combined."""
-    if reads is not None:
-        yield reads.source
-        for part in reads.parts:
-            yield from sources_of(part)
-
-
-def _paths(reads: Inputs | None) -> Iterator[str]:
-    for files in file_lists(reads):
-        systems = files.system_of.tolist()
-        yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
-    for source in sources_of(reads):
-        paths = getattr(getattr(source, "_dataset", None), "paths", ())  # of memory maps
-        yield from (str(path) for path in paths[:1])
-
-
-def _mapped(reads: Inputs | None) -> Iterator[str]:
-    """The files and folders whose rows are mapped into memory."""
-    for source in sources_of(reads):
-        yield from mapped_paths(getattr(source, "_dataset", None))
-    for data in _datasets(reads):
-        yield from mapped_paths(data)
-
-
-def _datasets(reads: Inputs | None) -> Iterator[Any]:
-    """What ``from_dataset``, ``from_iterable`` and ``from_hf`` were given, of all pipelines."""
-    if reads is not None:
-        opener = reads.chain.opener
-        yield getattr(opener, "dataset", getattr(opener, "factory", None))
-        for part in reads.parts:
-            yield from _datasets(part)
+    stages = [] if plan is None else stages_within(plan.chain.stages)
+    stages = [stage for stage in stages if not isinstance(stage, CombiningSource)]
+    code = partial(_code, stages, place.caller)
+    return OutputFolder(place, {**identity, **stamp, **about}, overwrite=overwrite, code=code)
 
 
 def _sampled(rows: Sequence[Any]) -> str:
@@ -119,124 +78,42 @@ def _sampled(rows: Sequence[Any]) -> str:
     return checksum(*found)
 
 
-def mapped_paths(data: Any) -> Iterator[str]:
-    """The files and folders that a dataset or an array is mapped from, where it says them."""
-    if isinstance(data, MemmapDataset):
-        yield from data.paths
-    elif isinstance(data, np.memmap) and data.filename is not None:
-        yield os.fspath(data.filename)
-    elif isinstance(data, Subset):
-        yield from mapped_paths(data.dataset)
-    elif isinstance(data, ConcatDataset):
-        for part in data.datasets:
-            yield from mapped_paths(part)
-    elif isinstance(data, MapDataset):
-        yield data.path
-    elif is_table(data):
-        yield from (file["filename"] for file in data.cache_files)
-
-
-def refuse_mapped(paths: Iterable[str], place: Place) -> None:
-    """Raise ConfigError if a folder holds files that are mapped into memory."""
-    target = f"{os.path.realpath(place.path)}/"
-    if place.is_local and any(f"{os.path.realpath(path)}/".startswith(target) for path in paths):
-        raise _own_input(place, "holds files that are read")
-
-
-def refuse_own_input(
-    reads: Inputs | None, place: Place, names: Collection[str], suffixes: Sequence[str] | None
-) -> None:
-    """Raise ConfigError if a folder holds, or would hold, files that are read."""
-    refuse_mapped(_mapped(reads), place)
-    real = os.path.realpath if place.is_local else str
-    target, how = real(place.path), ""
-    if place.is_local and os.path.isfile(target):
-        return  # no folder can be made there, which is said when it is tried
-    for files in file_lists(reads):
-        mine = [_may_be_same(system, place.system) for system in files.systems]
-        which = zip(files.paths, files.system_of.tolist(), strict=True)
-        folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
-        if any(f"{real(folder)}/".startswith(f"{target}/") for folder in folders):
-            how = "holds files that are read"
-        how = _listed_with(files, folders, place, names, suffixes) or how
-    if how:
-        raise _own_input(place, how)
-
-
-def _listed_with(
-    files: FileList, folders: Collection[str], place: Place, names: Collection[str],
-    suffixes: Sequence[str] | None = None,
-) -> str:  # fmt: skip
-    """What listing the input again would find of a place; "" for nothing. ``folders`` are of its files."""
-    real = os.path.realpath if place.is_local else str
-    for listed in files.listed:
-        wanted = listed.wanted
-        if suffixes is not None:
-            wanted = replace(wanted, suffixes=tuple(suffixes))
-        known = _known_as(real(place.path), wanted.root.rstrip("/"), folders, real)
-        if _may_be_same(listed.system, place.system) and any(
-            wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
-        ):
-            return (
-                f"is within the input {listed.url!r}, so that the next run would read what is written "
-                "there, too"
+def _code(stages: Sequence[Stage], caller: str) -> list[tuple[str, str]]:
+    """What calls the user's code without a ``version``, and a digest of that code and of what it uses."""
+    digests = []
+    for stage in stages:
+        seen, parts = contents.Contents(caller, strict=False), list[str]()
+        if stage.options.get("version") is not None:
+            continue
+        if isinstance(stage, FromDataset | FromIterable):
+            used = getattr(stage, "factory", None) or getattr(stage, "dataset", None)
+            if type(used) not in PLAIN:
+                parts = [seen.digest(_bare(used), stage.name)]
+        elif (stage._calls_function or not is_ours(type(stage))) and not stage._fixed.holds_data:
+            used = stage.options.get(stage._fixed.versioned or "tokenizer")
+            # Of a function that holds what has no digest the code is seen, at least.
+            parts = [seen.digest(getattr(used, "__code__", None), stage.name)]
+            parts.append(contents.digest_of(contents.cache_key([stage], caller, strict=False)))
+        if parts:
+            digests.append(
+                (f"{stage.name}({'' if used is None else show(used)})", checksum(*parts))
             )
-    return ""
+    return digests
 
 
-def refuse_own_file(reads: Inputs, path: Path, caller: str) -> None:
-    """Raise ConfigError if a file of this machine is read, or would be by the next run."""
-    place, how = place_at(path.parent, caller), ""
-    there = path.stat().st_ino if path.exists() else -1
-    read = [*_mapped(reads)]
-    for files in file_lists(reads):
-        here = [is_local(system) for system in files.systems]
-        which = zip(files.paths, files.system_of.tolist(), strict=True)
-        folders = {name.rpartition("/")[0] for name, system in which if here[system]}
-        how = _listed_with(files, folders, place, [path.name]) or how
-        read += [files.paths[n] for n in np.flatnonzero(files.inodes == there).tolist()]
-    if any(os.path.realpath(name) == os.path.realpath(path) for name in read):
-        how = "is read"
-    if how:
-        raise ConfigError(f"{caller}(): {path} {how}: give a path beside the input", path=str(path))
-
-
-def _own_input(place: Place, how: str) -> ConfigError:
-    return ConfigError(
-        f"{place.caller}(): the folder {place.root} {how}: give a folder beside the input",
-        path=place.root,
-    )
-
-
-def _known_as(
-    target: str, base: str, folders: Collection[str], real: Callable[[str], str]
-) -> Iterator[str]:
-    """What a folder is called below another folder, where any folder on the way to files may be a link."""
-    above = {base}
-    for folder in folders:
-        while folder not in above and folder.startswith(f"{base}/"):
-            above.add(folder)
-            folder = folder.rpartition("/")[0]
-    for folder in above:
-        its = real(folder or "/").rstrip("/")
-        if f"{target}/".startswith(f"{its}/"):
-            yield f"{folder}{target[len(its) :]}"
-
-
-def _may_be_same(this_system: Any, system: Any) -> bool:
-    while isinstance(this_system, CachingFileSystem):
-        this_system = this_system.fs
-    if type(this_system) is not type(system):
-        return False
-    # What is not named may be set in the environment.
-    both = zip(_servers(this_system), _servers(system), strict=True)
-    return all(old == new for old, new in both if old and new)
-
-
-def _servers(system: Any) -> list[Any]:
-    options = system.storage_options
-    options = {**(options.get("client_kwargs") or {}), **options}
-    return [options.get(name) for name in SERVERS]
+def _bare(data: Any) -> Any:
+    """A function; or of an object its class and plain values, as data sets may hold more than memory does."""
+    if isinstance(data, FunctionType | partial):
+        return data
+    if isinstance(data, MethodType):
+        return data.__func__, _bare(data.__self__)
+    kinds = {*contents.PLAIN, FunctionType}
+    held = getattr(data, "__dict__", {}).items()
+    return type(data), {
+        name: value
+        for name, value in held
+        if kinds.issuperset(map(type, value if isinstance(value, list | tuple) else [value]))
+    }
 
 
 class FileWriter(Protocol):

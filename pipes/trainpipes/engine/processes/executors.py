@@ -250,7 +250,7 @@ class _TaskCall:
     fn: Callable[[Any, Any], Any]
     open_state: Callable[[], Any]
     said: str
-    without = "leave executor out"
+    without = "use executor=Threads(1)"
     while_waiting = TURN
     shares = False
     _state: list[Any] = field(default_factory=list)  # once it is open
@@ -371,7 +371,7 @@ def process_pool(
                 payload = [bytearray(part) for part in pickled(call)]  # for all of them
             except NO_PICKLE as error:
                 raise no_pickle(call, "the function", "", error) from error
-        return ProcessWorker(number, call.said, context, payload, timeout)
+        return ProcessWorker(number, call, context, payload, timeout)
 
     return WorkerPool(call, workers, worker, timeout, idle)
 
@@ -391,12 +391,12 @@ class ProcessWorker:
     def __init__(
         self,
         number: int,
-        said: str,
+        call: Call,
         context: Any,
         payload: Call | list[bytearray],
         timeout: float | None,
     ) -> None:
-        self._number, self._said = number, said
+        self._number, self._said, self._without = number, call.said, call.without
         self._context = context
         self._payload = payload
         self._timeout = timeout if timeout is not None and timeout < LONGEST else None
@@ -444,7 +444,7 @@ class ProcessWorker:
             raise (
                 problem
                 if isinstance(problem, BaseException)
-                else of_no_row(ConfigError, self._said, problem)
+                else of_no_row(ConfigError, self._said, f"{problem}, or {self._without}")
             )
         given: tuple[list[Any], BaseException | None, Any] = unpickled(answer)
         return given

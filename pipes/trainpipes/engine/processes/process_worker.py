@@ -102,7 +102,7 @@ def work(parent: socket.socket, call: Call | list[bytearray], place: Any, worker
         except Exception as error:
             problem = (
                 f"the function does not load in a worker process ({type(error).__name__}: {error}); define "
-                'it at the top of a module that can be imported there, or use method="thread"'
+                "it at the top of a module that can be imported there"
             )
             channel.send(pickled(problem))
             _end()

@@ -258,7 +258,7 @@ def do_call(rows: RowsToCall, job: Job) -> Any:
 
 def _in_a_child(call: Call, rows: RowsToCall) -> Message:
     context = multiprocessing.get_context("fork")
-    worker = ProcessWorker(rows.number, call.said, context, call, rows.timeout)
+    worker = ProcessWorker(rows.number, call, context, call, rows.timeout)
     worker.begin()
     try:
         return pickled(worker.answer(own(rows.parts)))
