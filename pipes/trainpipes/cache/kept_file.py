@@ -77,8 +77,7 @@ def make_file(
         with suppress(OSError):
             os.unlink(beside)
         raise
-    if private:
-        cache.remove_leftovers(path.parent)
+    cache.remove_leftovers(path.parent, None if private else path.stem)
 
 
 def _make_folder(folder: Path, private: bool = True) -> None:

@@ -51,7 +51,7 @@ def load(
     require(isinstance(path, str | os.PathLike), "load(path)", "the path of a YAML file", path, way)
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
+        with open(os.path.expanduser(name), "rb") as file:
             text = file.read(LARGEST + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None

@@ -61,7 +61,8 @@ def _path_of(url: str) -> str:
 
 
 def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:
-    if not ("::" in url or "://" in url) or os.path.exists(url):
+    # What begins with a slash has no protocol.
+    if url[:1] == "/" or not ("::" in url or "://" in url) or os.path.exists(url):
         return _of_this_machine(), os.path.abspath(os.path.expanduser(url))
     if url.startswith(_HERE) and os.path.exists(path := _path_of(url)):
         return _of_this_machine(), path

@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainpipes import errors
 from trainpipes._internal.checks import IntArray
@@ -74,18 +75,39 @@ def scatter(
     """Write a piece for each bucket between ``edges``, of all tables that come together with their places.
     The lists of tables are emptied.
     """
-    sizes, count, size = [], 0, 0
+    sizes, count, bits = [], 0, 0
     for tables, places in rows:
         order = np.argsort(places, kind="stable")
         sorted_places = places[order]
         table = _taken(tables, order).append_column(PLACE, arrays.to_arrow(sorted_places))
         cuts = pairwise(np.searchsorted(sorted_places, edges).tolist())
         sizes.append([_write(table.slice(a, b - a), file) for a, b in cuts])
-        count, size = count + len(table), size + table.nbytes
+        count += len(table)
+        bits += sum(_bits(chunk) for column in table.columns for chunk in column.chunks)
         file.advance(len(places))
         del table  # before the next rows are read
         pa.default_memory_pool().release_unused()
-    return output_folder.FileInfo(count, {}, notes={"pieces": sizes, "size": size})
+    return output_folder.FileInfo(count, {}, notes={"pieces": sizes, "bits": bits})
+
+
+def _bits(array: Any) -> int:
+    """Bits of values, the same however rows are cut: without what says which are null."""
+    if isinstance(array, pa.ExtensionArray):
+        return _bits(array.storage)
+    array = arrays.laid_out(array)
+    kind, rows = array.type, len(array)
+    if pa.types.is_struct(kind):
+        return sum(_bits(array.field(n)) for n in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return 32 * rows + _bits(arrays.apart(array)[0])
+    if hasattr(kind, "value_field"):
+        return 32 * rows + _bits(array.flatten())
+    with suppress(ValueError):
+        return int(kind.bit_width) * rows
+    with suppress(pa.ArrowNotImplementedError):
+        plain = array.cast(arrays.type_without_views(kind))
+        return 32 * rows + 8 * int(pc.sum(pc.binary_length(plain)).as_py() or 0)
+    return 8 * int(array.nbytes)
 
 
 def _write(piece: pa.Table, file: Any) -> int:
@@ -336,12 +358,12 @@ class Shuffle:
                 tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
                 job="making",
             )  # fmt: skip
-        size = sum(info.notes["size"] for info in manifest.entries)
+        size = sum(info.notes["bits"] for info in manifest.entries) / 8
         with output_folder.OutputFolder(temporary.below("smaller pieces"), ABOUT) as second:
             buckets = taken_apart(
                 manifest, size, first.place, groups, starts, unit, second, executor
             )
-        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * count // size))
+        group_rows = max(1, min(self.form.group_rows, int(self.form.group_bytes * count / max(1.0, size))))
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
         make = partial(gather_file, schema, self.form, group_rows)

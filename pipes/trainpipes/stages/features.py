@@ -99,7 +99,7 @@ class FittedColumns(Report):
             MissingFilesError: there is no such file.
             ConfigError: the file holds something else.
         """
-        place = Path(checks.local_path(path, "load(path)"))
+        place = Path(checks.local_path(path, "load(path)")).expanduser()
         try:
             content = json.loads(place.read_text(encoding="utf-8"))
             listed = {name: list(zip(*entries, strict=True)) or [(), (), ()]

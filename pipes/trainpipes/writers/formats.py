@@ -412,7 +412,7 @@ def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset
             be written.
         SchemaError: its rows have no columns, or not all the same.
     """
-    target = Path(local_path(path, "to_map_dataset(path)")).absolute()
+    target = Path(local_path(path, "to_map_dataset(path)")).expanduser().absolute()
     rows = EpochRows(pipeline, "to_map_dataset")
     refuse_own_file(rows.plan.inputs, target, "to_map_dataset")
     failed: list[Exception] = []  # in making rows, which is not about the file
