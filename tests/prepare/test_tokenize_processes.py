@@ -17,7 +17,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import pid_of, python
-from trainpipes.prepare import tokenize
+from trainpipes.prepare import tokenize, tokenize_files
 from trainpipes.writers import Processes, Threads
 from unfinished import contents, noted
 
@@ -174,6 +174,40 @@ def test_a_function_of_the_users_fails_in_a_process_with_its_own_error(tmp_path)
     notes = " ".join(caught.value.__notes__)
     assert "t-3.parquet, row group 0, row 30" in notes
     assert "while making part-00003.parquet of" in notes
+
+
+def test_a_pipeline_that_cannot_leave_this_process_is_tokenized_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenize_files, "WORTH_BYTES", 1)
+    monkeypatch.setattr(tokenize_files, "cores", lambda: 2)
+    files = tp.list_files(write_texts(tmp_path / "in", 20_000, 3)).read_parquet()
+    pipe = files.map(lambda row: {"text": row["text"].upper()}).tokenize("bytes")
+    with pytest.raises(tp.ConfigError, match=r"must pickle.*or use executor=Threads\(1\)$"):
+        tokenize(pipe, tmp_path / "out", executor=Processes(2))
+    assert tokenize(pipe, tmp_path / "out").rows == len(list(files))
+
+
+def test_in_a_session_without_a_file_what_it_defines_is_tokenized_here(tmp_path):
+    files = write_texts(tmp_path / "in", 20_000, 3)
+    code = """if True:
+        import sys, trainpipes as tp
+        from trainpipes.prepare import tokenize, tokenize_files
+        tokenize_files.WORTH_BYTES, tokenize_files.cores = 1, lambda: 2
+        def upper(row): return {"text": row["text"].upper()}
+        pipe = tp.list_files(sys.argv[1]).read_parquet().map(upper).tokenize("bytes")
+        print(tokenize(pipe, sys.argv[2]).rows > 0)
+    """
+    command = [*python(), "-c", code, files, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_pipeline_that_leaves_no_rows_is_refused(overwrite, tmp_path):
+    files = tp.list_files(write_texts(tmp_path / "in", 20_000, 3)).read_parquet()
+    pipe = files.filter(lambda row: row["text"] is None).tokenize("bytes")
+    with pytest.raises(tp.ConfigError, match="has no rows, and nothing was written: check what"):
+        tokenize(pipe, tmp_path / "out", overwrite=overwrite, executor=Threads(1))
+    assert not (tmp_path / "out").exists()
 
 
 SCRIPT = """

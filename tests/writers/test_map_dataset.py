@@ -134,3 +134,25 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_an_empty_pipeline_is_refused(tmp_path):
     with pytest.raises(tp.ConfigError, match="has no rows"):
         pipeline(0).to_map_dataset(str(tmp_path / "rows.arrow"))
+
+
+def test_what_a_killed_process_has_left_of_the_file_goes(tmp_path):
+    mine, others = tmp_path / "rows.12.0123abcd.part", tmp_path / "other.12.0123abcd.part"
+    young = tmp_path / "rows.13.0123abcd.part"
+    for path in (mine, others, young):
+        path.write_text("half")
+        if path != young:  # which another process may still write
+            os.utime(path, (0, 0))
+    pipeline(5).to_map_dataset(tmp_path / "rows.arrow")
+    assert {*tmp_path.iterdir()} == {tmp_path / "rows.arrow", others, young}
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert pipeline(5).to_map_dataset("~/rows.arrow").path == str(tmp_path / "rows.arrow")
+    rows = tp.list_files("rows.parquet").read_parquet()
+    rows.to_yaml("~/rows.yaml")
+    assert str(tp.load("~/rows.yaml")) == str(rows)
+    assert os.listdir() == []

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -22,9 +23,9 @@ import trainpipes as tp
 from interpreters import pid_of, python
 from s3_store import s3_store
 from trainpipes.filesystems import places
-from trainpipes.prepare import repack
+from trainpipes.prepare import repack, tokenize
 from trainpipes.writers import Threads
-from unfinished import begun_again, contents, noted
+from unfinished import begun_again, contents, noted, row_groups
 
 
 def rows(count: int = 100) -> tp.Pipeline:
@@ -364,3 +365,38 @@ def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(s3, monkeypatch):
     assert read(first)["token"] == seen[0]["token"]
     first.free()
     assert read(first) is None
+
+
+def test_only_files_of_names_that_writers_give_are_removed(tmp_path):
+    rows().write_parquet(tmp_path / "out", num_files=2)
+    mine = "part-00001.labels.txt", "part-00001.parquet.md5", "part-1.parquet", "part-00000.csv"
+    for name in mine:
+        (tmp_path / "out" / name).write_text("not ours")
+    (tmp_path / "out/part-00007.x.npy").write_text("ours")
+    rows().write_json(tmp_path / "out", overwrite=True)
+    there = {"_manifest.json", "part-00000.jsonl", *mine}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == there
+
+
+def test_numbers_may_be_of_numpy(tmp_path):
+    three = np.int64(3)
+    done = rows(9).write_parquet(tmp_path / "files", num_files=three, row_group_size=three)
+    assert row_groups(done.files) == [[3]] * 3
+    assert rows(9).write_parquet(tmp_path / "files", num_files=3, row_group_size=3).kept == 3
+    assert len(rows(9).write_json(tmp_path / "rows", rows_per_file=three).files) == 3
+    done = repack(rows(9), tmp_path / "repacked", shuffle=True, seed=three, row_group_size=three)
+    assert row_groups(done.files) == [[3] * 3]
+    texts = tmp_path / "a.txt"
+    texts.write_text("a\nb\n")
+    pipe = tp.list_files(texts).read_text().tokenize("bytes")
+    assert tokenize(pipe, tmp_path / "ids", bytes_per_file=np.int64(1 << 20)).rows == 2
+
+
+def test_colons_in_a_path_of_this_machine_are_no_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert rows(9).write_parquet("a::b/out", num_files=2).folder == str(tmp_path / "a::b/out")
+    assert repack("a::b/out", "a::c", shuffle=True).rows == 9
+    assert len(list(tp.read_parquet(f"{tmp_path}/a::c"))) == 9
+    assert sorted(os.listdir()) == ["a::b", "a::c"]
+    with pytest.raises(tp.ConfigError, match="leave out what stands before '::'"):
+        rows().write_parquet("simplecache::memory://out")

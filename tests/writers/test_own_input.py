@@ -251,3 +251,30 @@ def test_a_data_set_that_rows_come_from_is_not_written_over():
     data = parquet("d").to_map_dataset("e/rows.arrow")
     refused(lambda: tp.from_dataset(data).to_map_dataset("e/rows.arrow"), "rows.arrow is read")
     assert len(tp.read_arrow("e/rows.arrow").to_map_dataset("e/more.arrow")) == len(data)
+
+
+LINKED: dict[str, Callable[[str], Any]] = {
+    "a link to a file": lambda out: tp.read_parquet("latest.parquet").write_parquet(
+        out, overwrite=True
+    ),
+    "a folder of links": lambda out: parquet("links").write_json(out, overwrite=True),
+    "repack": lambda out: repack("links", out, shuffle=True, overwrite=True),
+    "tokenize": lambda out: tokenize(
+        tp.read_parquet("hard.parquet").tokenize("bytes", columns="text"), out, overwrite=True
+    ),
+    "mapped": lambda out: tp.from_memmap("*.bin", dtype="uint8", length=2).write_memmap(
+        out, overwrite=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_to_files_lead_to_what_is_read(name):
+    parquet("d").write_parquet("v1")
+    Path("latest.parquet").symlink_to("v1/part-00000.parquet")
+    Path("hard.parquet").hardlink_to("v1/part-00000.parquet")
+    Path("mapped.bin").hardlink_to("v1/part-00000.parquet")
+    Path("links").mkdir()
+    Path("links/a.parquet").symlink_to("../v1/part-00000.parquet")
+    refused(lambda: LINKED[name]("v1"), "v1 holds files that are read: give a folder beside")
+    assert tp.read_parquet("latest.parquet").write_parquet("v2").rows == 4

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import trainpipes as tp
 from prepare.test_tokenize_processes import write_texts
+from trainpipes.writers import epoch_rows
 
 WRITE = """
 import sys
@@ -112,3 +114,19 @@ def test_two_gigabytes_take_less_than_one_of_memory(job, data, folder, tmp_path,
     assert (tmp_path / "out" / "_manifest.json").exists()
     record_property("megabytes", most // 1_000_000)
     assert most < 1_000_000_000
+
+
+def test_an_arrow_group_whose_text_no_array_holds_is_cut(tmp_path, monkeypatch):
+    whole = epoch_rows.compact
+
+    def compact(table: pa.Table) -> pa.Table:
+        if len(table) > 30:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return whole(table)
+
+    monkeypatch.setattr(epoch_rows, "compact", compact)
+    rows = tp.from_arrow(pa.table({"x": range(200)}))
+    done = rows.write_arrow(tmp_path / "out", row_group_size=100)
+    batches = pa.ipc.open_file(done.files[0])
+    assert [batches.get_batch(n).num_rows for n in range(8)] == [25] * 8
+    assert batches.read_all().to_pylist() == list(rows)

@@ -30,7 +30,7 @@ from trainpipes.writers.write import ANY, Output, try_first, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
-#: The schema's metadata that is kept: meanings of columns for Hugging Face's datasets.
+#: The schema's metadata that is kept, beside that of fields: meanings of columns for Hugging Face's datasets.
 KEPT_METADATA = b"huggingface"
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
@@ -112,8 +112,8 @@ def repack(
     pipeline = _given_rows(data, columns, storage_options, retry)
     with executor_of(executor, f"{CALLER}(executor)", Threads(few)) as workers:
         rows = EpochRows(pipeline, CALLER)
-        metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
-        form = formats.parquet_form(CALLER, options, row_group_size, compression, None, metadata)
+        first = _first_schema(pipeline, rows.plan.inputs.source)
+        form = formats.parquet_form(CALLER, options, row_group_size, compression, None, first)
         if not shuffle:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
             return write(rows, form, out, None if executor is None and alone else workers)
@@ -144,8 +144,8 @@ def _given_rows(
     return read_by_name(paths, storage_options, f"{CALLER}()", columns, retry=retry)
 
 
-def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None:
-    """The first file's schema metadata, where all columns are taken."""
+def _first_schema(pipeline: Pipeline, source: Any) -> pa.Schema | None:
+    """The first file's schema with the metadata that is kept, where all columns are taken."""
     reader = pipeline.stages[-1]
     if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
         return None
@@ -157,5 +157,5 @@ def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None
                 metadata = form(file)
                 schema = getattr(metadata, "schema_arrow", None) or metadata.schema
                 value = (schema.metadata or {}).get(KEPT_METADATA)
-                return None if value is None else {KEPT_METADATA: value}
+                return schema.with_metadata(value and {KEPT_METADATA: value})
     return None

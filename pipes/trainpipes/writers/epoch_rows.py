@@ -140,8 +140,8 @@ class TableGroups:
         widths = [*map(_width, self.schema.types)]
         size = sum(map(len, tables)) * sum(filter(None, widths))
         if odd := [number for number, width in enumerate(widths) if width is None]:
-            [batch] = compact(pa.concat_tables([some.select(odd) for some in tables])).to_batches()
-            size += int(pa.ipc.get_record_batch_size(batch))
+            for part in compacts(pa.concat_tables([some.select(odd) for some in tables])):
+                size += sum(map(pa.ipc.get_record_batch_size, part.to_batches()))
         return size
 
 
@@ -183,6 +183,18 @@ def compact(table: pa.Table) -> pa.Table:
         plain = _is_plain(array)
         columns.append(array if plain else gathered(array, np.arange(len(array), dtype=np.int64)))
     return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def compacts(table: pa.Table) -> Iterator[pa.Table]:
+    """``compact``, in parts where the rows' text passes the 2 GiB that an array holds."""
+    try:
+        yield compact(table)
+    except pa.ArrowInvalid:
+        half = len(table) // 2
+        if not half:
+            raise
+        yield from compacts(table.slice(0, half))
+        yield from compacts(table.slice(half))
 
 
 def _is_plain(array: pa.Array) -> bool:

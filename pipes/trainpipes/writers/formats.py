@@ -27,7 +27,7 @@ from trainpipes.filesystems.places import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
 from trainpipes.sources.from_memmap import MemmapDataset
-from trainpipes.writers.epoch_rows import EpochRows, MapDataset, compact
+from trainpipes.writers.epoch_rows import EpochRows, MapDataset, compacts
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.own_input import refuse_own_file
 from trainpipes.writers.write import ANY, Format, Output, write
@@ -182,12 +182,12 @@ def parquet_form(
     row_group_size: int | None,
     compression: str | None,
     level: int | None = None,
-    metadata: dict[bytes, bytes] | None = None,
+    first: pa.Schema | None = None,
     **how: Any,
 ) -> Format:
     how |= {"compression": compression or "none", "compression_level": level}
     return Format(
-        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
+        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, first), options,
         row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
 
@@ -201,15 +201,15 @@ def arrow_form(caller: str, row_group_size: int | None, compression: str | None)
 
 
 class _Parquet:
-    """Writes a Parquet file: the ``FileWriter`` of ``write_parquet``."""
+    """Writes a Parquet file: the ``FileWriter`` of ``write_parquet``; ``first`` has metadata of columns."""
 
-    def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
+    def __init__(self, how: Any, first: pa.Schema | None, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
         # Of structs within lists Arrow writes no views.
         kinds = [type_without_views(k) if is_.is_nested(k) else k for k in schema.types]
         self._schema = pa.schema([f.with_type(k) for f, k in zip(schema, kinds, strict=True)])
         try:
-            self._writer = pq.ParquetWriter(file, self._schema.with_metadata(metadata), **how)
+            self._writer = pq.ParquetWriter(file, _with_metadata(self._schema, first), **how)
         except pa.ArrowNotImplementedError as error:
             if len(schema) > 1:
                 for column in schema:  # which column it is
@@ -229,6 +229,14 @@ class _Parquet:
         self._writer.close()
 
 
+def _with_metadata(schema: pa.Schema, first: pa.Schema | None) -> pa.Schema:
+    if first is None:
+        return schema
+    of = {field.name: field.metadata for field in first if field in [*schema]}
+    fields = [f.with_metadata(of.get(f.name, f.metadata)) for f in schema]
+    return pa.schema(fields, metadata=first.metadata)
+
+
 class _Arrow:
     """Writes an Arrow file: the ``FileWriter`` of ``write_arrow``."""
 
@@ -241,7 +249,8 @@ class _Arrow:
         if not group.schema.equals(self._schema, check_metadata=True):
             group = group.cast(self._schema)
         # Of slices it would write the whole buffers.
-        self._writer.write_table(compact(group), max(1, len(group)))
+        for part in compacts(group):
+            self._writer.write_table(part, max(1, len(part)))
 
     def close(self) -> None:
         self._writer.close()
