@@ -325,6 +325,21 @@ def test_arrays_are_known_by_all_that_they_hold_and_not_by_how_they_lie() -> Non
     assert key({"b", "a"}) == key({"a", "b"})
 
 
+def test_a_mapped_file_is_known_by_its_time_and_is_not_read(tmp_path: Path) -> None:
+    def key(value: Any) -> Any:
+        return cache_key([Map(fn=lambda row: value)], "test")
+
+    def mapped(shape: int = 1 << 40) -> Any:  # far more than memory
+        return np.memmap(tmp_path / "large", np.uint8, "r", shape=shape)
+
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 40)
+    before = key(mapped())
+    assert before == key(mapped()) != key(mapped(9))
+    os.utime(tmp_path / "large", ns=(0, 0))
+    assert before != key(mapped())
+
+
 SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

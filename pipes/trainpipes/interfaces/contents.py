@@ -11,6 +11,8 @@ import dis
 import hashlib
 import importlib.util
 import json
+import mmap
+import os
 import re
 import sys
 import warnings
@@ -172,6 +174,10 @@ class Contents:
             return self._class(value)
         if isinstance(value, MethodType):
             return ["method", self.of(value.__func__), self.of(value.__self__)]
+        if isinstance(value, np.memmap) and value.filename and isinstance(value.base, mmap.mmap):
+            said = os.stat(value.filename)  # the file may be larger than memory
+            form = str(value.dtype.descr), value.shape, value.offset
+            return ["map", str(value.filename), said.st_size, said.st_mtime_ns, *form]
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return ["array", str(value.dtype.descr), value.shape, content]

@@ -85,7 +85,7 @@ def repack(
         ConfigError: an option is invalid; the folder holds other files, or is part of the input; there are no
             rows; the disk is full; or several nodes cannot see a path.
         SchemaError: a column is not there, or cannot be written to Parquet.
-        DataChangedError: the input, or a file that was written, has changed.
+        DataChangedError: the input, a function, or a file that was written has changed.
         MissingExtraError: Ray is not installed.
         WorkerError: a process, or a task of Ray, was killed repeatedly.
 

@@ -363,7 +363,9 @@ class Shuffle:
             buckets = taken_apart(
                 manifest, size, first.place, groups, starts, unit, second, executor
             )
-        group_rows = max(1, min(self.form.group_rows, int(self.form.group_bytes * count / max(1.0, size))))
+        group_rows = max(
+            1, min(self.form.group_rows, int(self.form.group_bytes * count / max(1.0, size)))
+        )
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
         make = partial(gather_file, schema, self.form, group_rows)

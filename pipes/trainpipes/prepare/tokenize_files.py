@@ -361,7 +361,7 @@ def tokenize(
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, cannot be
             written, or workers cannot get at it.
-        DataChangedError: the input, or a file that was written, has changed.
+        DataChangedError: the input, a function, or a file that was written has changed.
         DataError: a row cannot be tokenized; says which file and row.
         WorkerError: three worker processes died at one file, or a task of Ray four times.
         UnreachableError: a server or Ray cluster does not answer, or denies access.

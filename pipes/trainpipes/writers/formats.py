@@ -84,7 +84,7 @@ def write_parquet(
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, is part of
             the input, or cannot be written; or ``executor`` does not fit.
-        DataChangedError: the input, or a file that was written, has changed.
+        DataChangedError: the input, a function, or a file that was written has changed.
         SchemaError: rows have no columns, or not all the same.
         WorkerError: three worker processes died at one file, or a task of Ray four times.
 
