@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -21,6 +20,7 @@ from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.plan import Plan, arrange
+from trainpipes.engine.processes.channel import pickled
 from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads, cores
 from trainpipes.errors import ConfigError, DataError, SchemaError
@@ -354,7 +354,7 @@ def tokenize(
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
         overwrite: whether to remove files written there before.
         executor: ``tp.Processes(n)``, ``tp.Threads(n)`` or ``tp.Ray(address)``; if left out,
-            as many processes as there are cores and work for.
+            as many processes as there are cores and work for, where they can load the functions.
         storage_options: of the folder's file system.
         retry: how long failing requests to a URL are made again.
 
@@ -469,7 +469,7 @@ def _worthwhile(plan: Plan, missing: list[Task], opened: Callable[[], Plan]) -> 
 def _loads_elsewhere(opened: Callable[[], Plan]) -> bool:
     """Whether other processes can load it: nothing in it is local, nor of a session that has no file."""
     try:
-        content = pickle.dumps(opened)
+        content = bytes(pickled(opened)[0])
     except Exception:  # what an object's class raises
         return False
     script = getattr(sys.modules["__main__"], "__file__", None)

@@ -272,9 +272,9 @@ class OutputFolder:
         before = self._read(ABOUT) if begun and not self._overwrite else {}
         if not (self._goes_on or before.get("pipeline")):
             before = {}
-        for number, digest in enumerate(_digests(before)):
-            if digest is None:
-                _digests(self.about)[number : number + 1] = [None]
+        mine = _digests(self.about)
+        for number, digest in enumerate(_digests(before)[: len(mine)]):
+            mine[number] = digest and mine[number]
         done = [f"{WORK}/{name}" for name in work if name.endswith(SIDECAR)]
         if before and done:
             self._check_same(before)

@@ -86,7 +86,7 @@ def _code(stages: Sequence[Stage], caller: str) -> list[tuple[str, str]]:
         if stage.options.get("version") is not None:
             continue
         if isinstance(stage, FromDataset | FromIterable):
-            used = getattr(stage, "factory", None) or getattr(stage, "dataset", None)
+            used = stage.dataset if isinstance(stage, FromDataset) else stage.factory
             if type(used) not in PLAIN:
                 parts = [seen.digest(_bare(used), stage.name)]
         elif (stage._calls_function or not is_ours(type(stage))) and not stage._fixed.holds_data:
