@@ -86,6 +86,28 @@ def test_parts_never_leak_over_sources_of_the_same_names(folders: tuple[Path, Pa
     assert len(numbers(more.sample(0.4))) > len(alone)
 
 
+@pytest.mark.parametrize(
+    ("inner", "outer", "last"), [(5, 0, 0), (0, 0, 9), (3, 30, 0), (7, 110, 4)]
+)
+def test_rows_keep_their_parts_where_the_first_ones_are_left_out(
+    folders: tuple[Path, Path], inner: int, outer: int, last: int
+) -> None:
+    def pipe(inner: int, outer: int, last: int) -> tp.Pipeline:
+        one, other = (tp.list_files(folder).read_parquet() for folder in folders)
+        more = pa.table({"x": range(200, 250), "y": range(50)})
+        beside = tp.from_arrow(more.select(["x"])).zip(tp.from_arrow(more.select(["y"])))
+        both = tp.concat(one.skip(inner), other).select("x").skip(outer)
+        return tp.concat(both, beside.skip(last).select("x"))
+
+    whole, begun = pipe(0, 0, 0), pipe(inner, outer, last)
+    kept = {*numbers(begun)}
+    for name, part in whole.split({"train": 0.5, "valid": 0.5}).items():
+        expected = [x for x in numbers(part) if x in kept]
+        assert numbers(begun.split({"train": 0.5, "valid": 0.5})[name]) == expected
+    assert "skipped rows counted" in str(begun.batch(2).state_dict())
+    assert "skipped rows counted" not in str(whole.batch(2).state_dict())
+
+
 def test_numbers_are_those_over_all(folders: tuple[Path, Path]) -> None:
     assert all(row["x"] == row["index"] for row in both(folders).enumerate())
     own = tp.concat(*(tp.list_files(folder).read_parquet().enumerate() for folder in folders))

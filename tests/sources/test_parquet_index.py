@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,14 @@ WIDENED = {
     "text and view": (pa.array(["a"]), pa.array(["a"], pa.string_view()), pa.string()),
     "structs": (pa.array([{"a": None}]), pa.array([{"a": "x", "b": 1}]),
         pa.struct([("a", pa.string()), ("b", pa.int64())])),
+    "decimal and int": (pa.array([Decimal("1.50")], pa.decimal128(18, 2)), pa.array([2**62]),
+        pa.decimal128(21, 2)),
+    "decimal and uint8": (pa.array([Decimal("1.50")], pa.decimal128(9, 2)),
+        pa.array([255], pa.uint8()), pa.decimal128(9, 2)),
+    "decimal of many digits and int": (pa.array([Decimal("1.5")], pa.decimal128(38, 30)),
+        pa.array([-5]), pa.decimal256(49, 30)),
+    "lists of decimals and ints": (pa.array([[Decimal("1.50")]], pa.list_(pa.decimal128(5, 2))),
+        pa.array([[7]]), pa.list_(pa.decimal128(21, 2))),
 }  # fmt: skip
 
 
@@ -141,6 +150,23 @@ def test_types_that_differ_are_widened_and_every_table_has_the_one_schema(tmp_pa
         for table, column in zip(tables, order, strict=True):
             value, wanted = table.column(0).to_pylist()[0], column.to_pylist()[0]
             assert value == ({"b": None, **wanted} if isinstance(wanted, dict) else wanted)
+
+
+@pytest.mark.parametrize("held", ["as it is", "in a list", "in a struct", "in a map"])
+def test_decimals_beside_floats_are_refused_as_none_holds_both(tmp_path, held):
+    kinds = [pa.decimal128(18, 2), pa.float32()]
+    values = [Decimal("90071992547409.93"), 1.5]
+    if held == "in a list":
+        kinds, values = [pa.list_(kind) for kind in kinds], [[value] for value in values]
+    if held == "in a struct":
+        kinds, values = [pa.struct({"p": k}) for k in kinds], [{"p": value} for value in values]
+    if held == "in a map":
+        kinds, values = [pa.map_(pa.string(), k) for k in kinds], [[("p", v)] for v in values]
+    for n, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        write(tmp_path / f"{n}.parquet", {"price": pa.array([value], kind)})
+    said = r"'price' is .*decimal128\(18, 2\).* in .*0\.parquet and .*float.* no type can hold both"
+    with pytest.raises(SchemaError, match=said):
+        source(tmp_path)
 
 
 def test_nullable_and_not_is_nullable_and_metadata_is_dropped(tmp_path):

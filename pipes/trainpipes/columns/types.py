@@ -216,11 +216,40 @@ def difference(
 
 
 def _promoted(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    pair = [pa.schema([("", kind)]) for kind in (first, second)]
+    types = _decimals_beside(first, second), _decimals_beside(second, first)
+    pair = [pa.schema([("", kind)]) for kind in types]
     try:
         return pa.unify_schemas(pair, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise NoColumn(f"both {first} and {second}") from error
+
+
+def _decimals_beside(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """A type with decimals of enough digits where the other has decimals beside its integers. Arrow gives too
+    few, and takes decimals beside floats for floats, which would round them.
+    """
+    types = pa.types
+    whole, decimal = (kind, other) if types.is_decimal(other) else (other, kind)
+    if types.is_decimal(decimal) and _number(whole) is not None:
+        bits = whole.bit_width - types.is_signed_integer(whole)
+        left = max(len(str(2**bits)), decimal.precision - decimal.scale) + decimal.scale
+        if types.is_floating(whole) or left > 76:
+            raise NoColumn(f"both {kind} and {other}")
+        make = pa.decimal128 if left <= 38 else pa.decimal256
+        return make(left, decimal.scale)
+    if types.is_struct(kind) and types.is_struct(other):
+        theirs = {field.name: field.type for field in other}
+        fields = [(f, _decimals_beside(f.type, theirs.get(f.name, f.type))) for f in kind]
+        return pa.struct([field.with_type(inner) for field, inner in fields])
+    if types.is_map(kind) and types.is_map(other):
+        item = kind.item_field.with_type(_decimals_beside(kind.item_type, other.item_type))
+        return pa.map_(kind.key_field, item, kind.keys_sorted)
+    if _is_list(kind) and _is_list(other):
+        value = kind.value_field.with_type(_decimals_beside(kind.value_type, other.value_type))
+        if types.is_large_list(kind):
+            return pa.large_list(value)
+        return pa.list_(value, getattr(kind, "list_size", -1))
+    return kind
 
 
 def _unite_texts(first: pa.DataType, second: pa.DataType) -> pa.DataType:

@@ -39,6 +39,9 @@ from trainpipes.sources.common_columns import Alike, CommonColumns
 #: needed.
 FEW_BLOCKS = 3
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+#: What a state says of files of which the first rows are left out: ``sample`` and ``split`` know rows by
+#: their numbers in a file.
+COUNTED = {"row_numbers": "skipped rows counted"}
 
 
 class Part:
@@ -183,16 +186,20 @@ class JoinedRows(RowSource):
         else:
             self._names: list[str] = []
             self._first_files: list[int] = []  # of each part
-            files = []
+            files, skipped = [], [NO_ROWS]
             for part in self.parts:
-                file_of_block = part.source.file_of_block
+                file_of_block, names = part.source.file_of_block, file_names(part.inputs)
+                if file_of_block is None:
+                    file_of_block = np.zeros_like(part.lengths)
                 self._first_files.append(len(self._names))
-                files.append(
-                    (np.zeros_like(part.lengths) if file_of_block is None else file_of_block)
-                    + len(self._names)
-                )
-                self._names += [f"{part.number}/{name}" for name in file_names(part.inputs)]
+                files.append(file_of_block + len(self._names))
+                self._names += [f"{part.number}/{name}" for name in names]
+                block = np.searchsorted(file_of_block, np.arange(len(names)))
+                before = np.maximum(0, part.skipped - part.inputs.blocks.firsts[block])
+                skipped.append(before + getattr(part.source, "skipped_rows", 0))
             self.file_of_block = np.concatenate(files)
+            self.skipped_rows: IntArray = np.concatenate(skipped)  # of each file
+            self._is_begun = self.skipped_rows[self.file_of_block] > 0  # of each block
 
     def __reduce__(self) -> Any:
         return self.stage.opened, ([part.source for part in self.parts],)
@@ -201,21 +208,20 @@ class JoinedRows(RowSource):
         return _JoinedReader(self)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"sources": [part.source.fingerprint() for part in self.parts]}
+        begun = not self.stage.beside and self._is_begun[self.lengths > 0].any()
+        sources = [part.source.fingerprint() for part in self.parts]
+        return {"sources": sources, **(COUNTED if begun else {})}
 
     def relative_names(self) -> list[str]:
         return self._names
 
     def deleted_rows(self, file: int) -> IntArray:
-        """By their numbers after those that the part's ``skip`` leaves out."""
         number = int(np.searchsorted(self._first_files, file, side="right")) - 1
-        part, file = self.parts[number], file - self._first_files[number]
-        deleted_of = getattr(part.source, "deleted_rows", None)
-        if deleted_of is None:
+        source = self.parts[number].source
+        deleted_of = getattr(source, "deleted_rows", None)
+        if deleted_of is None or source.file_of_block is None:  # of zip() it has no files
             return NO_ROWS
-        block = int(np.searchsorted(part.source.file_of_block, file))  # type: ignore[arg-type]
-        first = int(part.inputs.blocks.firsts[block])
-        deleted: IntArray = deleted_of(file) - max(0, part.skipped - first)
+        deleted: IntArray = deleted_of(file - self._first_files[number])
         return deleted
 
     def place(self, block: int, row: int) -> Place:
@@ -244,7 +250,10 @@ class JoinedRows(RowSource):
         start, stop = self.edges[block : block + 2].tolist()
         cuts = [cut for lane in self.lanes for cut in lane.cut(start, stop)]
         keys = [[part.block_key(inner), low, high] for part, inner, low, high in cuts]
-        return None if any(key is None for key, _, _ in keys) else keys
+        if any(key is None for key, _, _ in keys):
+            return None
+        begun = not self.stage.beside and self._is_begun[block]
+        return [*keys, COUNTED] if begun else keys
 
     def describe(self) -> list[tuple[str, str]]:
         how = "side by side" if self.stage.beside else "one after the other"

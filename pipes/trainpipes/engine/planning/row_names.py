@@ -73,7 +73,8 @@ def with_deleted(rows: IntArray, deleted: IntArray) -> IntArray:
 class RowNames:
     """Names rows for ``sample`` and ``split``: by a file's name and the row's number in it.
 
-    ``deleted``: the rows of a file, by its number, that do not come, and are counted.
+    ``deleted``: the rows of a file, by its number, that do not come, and are counted. ``skipped``: of each
+    file, rows that do not come before its first, int64 ``[files]``.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class RowNames:
         firsts: IntArray,
         names: Sequence[str],
         deleted: Callable[[int], IntArray] | None = None,
+        skipped: IntArray | None = None,
     ) -> None:
         self._firsts, self._deleted = firsts, deleted
+        self._begins = firsts if skipped is None else firsts - skipped
         digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
         self._files = np.frombuffer(b"".join(d[:8] for d in digests), dtype="<u8").astype(np.uint64)
 
@@ -92,7 +95,7 @@ class RowNames:
     def hashes(self, ids: IntArray) -> HashArray:
         """The hash of each row, by its number in file order over all files."""
         file = np.searchsorted(self._firsts, ids, side="right") - 1
-        row = ids - self._firsts[file]
+        row = ids - self._begins[file]
         for number in [] if self._deleted is None else np.unique(file).tolist():
             if len(deleted := self._deleted(number)):  # type: ignore[misc]
                 row[file == number] = with_deleted(row[file == number], deleted)
@@ -209,7 +212,8 @@ def row_names(inputs: Inputs) -> RowNames:
         return RowNames(np.zeros(1, dtype=np.int64), [""])
     names = file_names(inputs)
     block = np.searchsorted(files, np.arange(len(names)))
-    return RowNames(inputs.blocks.firsts[block], names, getattr(source, "deleted_rows", None))
+    besides = (getattr(source, name, None) for name in ("deleted_rows", "skipped_rows"))
+    return RowNames(inputs.blocks.firsts[block], names, *besides)
 
 
 class _MixedNames(RowNames):
