@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -20,6 +22,7 @@ import torch
 import trainpipes as tp
 from interpreters import python
 from trainpipes import ConfigError, Pipeline
+from trainpipes.interfaces import contents
 from trainpipes.interfaces.contents import cache_key
 from trainpipes.interfaces.stage_kinds import TableStage
 from trainpipes.stages.map import Map
@@ -260,6 +263,46 @@ def test_an_expression_is_known_by_all_of_its_values() -> None:
         assert [row["x"] for row in pipe.cache()] == [odd_one]
 
 
+@pytest.mark.parametrize("told_by", ["its distribution", "__version__"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import ours_alone\ndef f(row): return {'n': ours_alone.do(row['x'])}",
+        "from ours_alone import do\ndef f(row): return {'n': do(row['x'])}",
+        "def f(row):\n import ours_alone\n return {'n': ours_alone.do(row['x'])}",
+        "def make():\n import ours_alone\n return lambda row: {'n': ours_alone.do(row['x'])}\nf = make()",
+    ],
+)
+def test_another_version_of_a_package_is_seen(
+    text: str, told_by: str, tmp_path: Path, users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told_by == "__version__" and "\n import ours_alone\n return {" in text:
+        pytest.skip("it may not be imported yet")
+    packages = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for k, made in ((1, 1), (1, 1), (2, 2)):
+        shutil.rmtree(packages, ignore_errors=True)
+        (packages / "ours_alone").mkdir(parents=True)
+        lines = f"def do(x): return x * {k}\n" + f"__version__ = '{k}'\n" * (
+            told_by == "__version__"
+        )
+        (packages / "ours_alone/__init__.py").write_text(lines)
+        if told_by == "its distribution":
+            about = packages / f"ours_alone-{k}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: ours_alone\nVersion: {k}\n"
+            )
+        monkeypatch.delitem(sys.modules, "ours_alone", raising=False)
+        importlib.invalidate_caches()
+        contents.is_installed.cache_clear()
+        contents._distributed.cache_clear()
+        pipe = rows().map(users.load(text, k).f)
+        assert [row["n"] for row in pipe.cache()] == [k * n for n in range(20)]
+        assert blocks() == made
+
+
 UNTOLD: dict[str, Any] = {
     "a generator": (n for n in range(3)),
     "an open file": open(os.devnull),  # noqa: SIM115
@@ -345,6 +388,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import user
 from trainpipes.stages.map import Map
+from trainpipes.interfaces import contents
 from trainpipes.interfaces.contents import cache_key
 for name in user.names:
     print(json.dumps(cache_key([Map(fn=getattr(user, name))], "test")))

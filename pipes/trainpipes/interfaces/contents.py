@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -60,17 +61,48 @@ def is_installed(module: str) -> bool:
     return file is not None and bool(INSTALLED & {*Path(file).parts})
 
 
+@cache
+def _distributed(top: str, by_name: bool) -> str:
+    """The version of the distribution of an installed package, looked for by the package's name or in all."""
+    if by_name:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(top)
+        return ""
+    names = sorted({*metadata.packages_distributions().get(top, ())})  # which may take a second
+    return " ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def _release(module: str, imported: bool = True) -> str:
+    """The version of a module's package; by its distribution alone where it may be ``imported`` or not."""
+    top = module.partition(".")[0]
+    version = str(getattr(sys.modules.get(top), "__version__", "")) if imported else ""
+    if not _is_package(module):
+        return version
+    return _distributed(top, True) or version or _distributed(top, False)
+
+
+def _is_package(module: str) -> bool:
+    """Whether a module is of an installed package."""
+    top = module.partition(".")[0]
+    return is_installed(module) and top != "trainpipes" and top not in sys.stdlib_module_names
+
+
 def used_by(function: FunctionType) -> dict[str, Any]:
-    """The values of the global names that a function reads, but for those that it sets itself."""
+    """The values of the global names that a function reads, but for those that it sets itself, and the
+    versions of packages that it imports.
+    """
     space = function.__globals__
     steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
+    parts: dict[str, Any] = {}
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
-        if step.opname == "IMPORT_NAME" and (level.argval or not is_installed(step.argval)):
-            raise _UnknownError(f"the module {step.argval!r}, imported when it is called")
+        if step.opname == "IMPORT_NAME":
+            if level.argval or not is_installed(step.argval):
+                raise _UnknownError(f"the module {step.argval!r}, imported when it is called")
+            if release := _release(step.argval, imported=False):
+                parts[f"import {step.argval}"] = release
     sets = {step.argval for step in steps if step.opname in SETS}
     reads = {step.argval for step in steps if step.opname in READS} - sets
     attributes = {name for code in _codes(function.__code__) for name in code.co_names}
-    parts: dict[str, Any] = {}
     for name in sorted(reads & space.keys()):
         parts.update(_parts(name, space[name], attributes, set()))
     return parts
@@ -86,7 +118,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _parts(
     path: str, value: Any, attributes: set[str], seen: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, ModuleType):
+    if not isinstance(value, ModuleType) or _is_package(value.__name__):
         yield path, value
     elif id(value) not in seen and not is_installed(value.__name__):
         seen.add(id(value))
@@ -169,7 +201,7 @@ class Contents:
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, ModuleType):
-            return ["module", value.__name__]
+            return ["module", value.__name__, _release(value.__name__)]
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, MethodType):
@@ -254,8 +286,7 @@ def _name(value: Any) -> str:
     """
     module = getattr(value, "__module__", None) or ""
     module = "__main__" if module == "__mp_main__" else module
-    release = getattr(sys.modules.get(module.partition(".")[0]), "__version__", "")
-    return f"{module}.{getattr(value, '__qualname__', '')} {release}"
+    return f"{module}.{getattr(value, '__qualname__', '')} {_release(module)}"
 
 
 def _kind(value: Any) -> str:
