@@ -526,6 +526,25 @@ def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
     assert tp.cache.info().blocks > 0
 
 
+def test_room_is_kept_under_max_bytes_where_others_write_without_it(data: Path) -> None:
+    list(rows(data).cache(max_bytes=20_000))
+    list(rows(data).map(doubled).cache())
+    list(rows(data).map(doubled, version="2").cache(max_bytes=4000))
+    assert 0 < tp.cache.info().block_bytes <= 4000
+
+
+def test_kept_rows_are_no_input_where_they_lie_within_it(tmp_path: Path) -> None:
+    tp.from_arrow(pa.table({"x": range(20)})).write_arrow(tmp_path / "in")
+    for place in ("in", "in/inner"):
+        for _ in range(2):
+            pipe = (
+                tp.read_arrow(tmp_path / "in")
+                .map(lambda row: {"x": 2 * row["x"]})
+                .cache(tmp_path / place)
+            )
+            assert [row["x"] for row in pipe] == [2 * n for n in range(20)]
+
+
 # Where it cannot be kept
 
 

@@ -311,8 +311,13 @@ class Store:
     @contextmanager
     def _room(self, path: Path, size: int) -> Iterator[None]:
         """Have room for an entry. The bytes that are kept, at most, are noted beside them."""
+        below, used = self.root / self.kind, -1
+        lock, counter = below / f"room{cache.LOCK}", below / f"room{cache.USED}"
         if self.most is None:
             yield
+            if counter.exists():  # others have a limit, and count again what is there
+                with suppress(OSError), locked(lock, PATIENCE, TICK):
+                    counter.unlink(missing_ok=True)
             return
         if size > self.most:
             self._too_large.add(path)
@@ -322,15 +327,14 @@ class Store:
                 ("too large", self.kind, str(self.root), self.most),
             )
             raise _NoRoomError
-        below, used = self.root / self.kind, -1
-        with locked(below / f"room{cache.LOCK}", PATIENCE, TICK) as mine:
+        with locked(lock, PATIENCE, TICK) as mine:
             if not mine:
                 raise _NoRoomError
             with suppress(OSError, ValueError):
-                used = int((below / f"room{cache.USED}").read_text())
+                used = int(counter.read_text())
             if not 0 <= used <= self.most - size:
                 used = cache.make_room(self.root, int(LEFT * self.most) - size, self.kind)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with open(open_file(below / f"room{cache.USED}", flags=flags), "w") as counter:
-                counter.write(str(used + size))
+            with open(open_file(counter, flags=flags), "w") as file:
+                file.write(str(used + size))
             yield
