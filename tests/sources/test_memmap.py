@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from trainpipes.prepare import tokenize
 from trainpipes.testing import digest
 from trainpipes.writers import Processes, Threads
 from trainpipes.writers.memmap import PartFile
@@ -732,6 +733,17 @@ def test_bare_tokens_are_cut_in_rows_with_the_tokens_after_them(dtype, tmp_path)
     exact = tokens[:1000]
     exact.tofile(tmp_path / "exact.bin")
     assert len(tp.read_memmap(tmp_path / "exact.bin", dtype=dtype, length=100, labels=True)) == 9
+
+
+def test_bare_files_of_another_dtype_than_their_manifest_says_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("hello\n" * 9)
+    texts = tp.read_text(tmp_path / "a.txt").tokenize("bytes")
+    out = tokenize(texts, tmp_path / "out", format="bin", dtype="uint32")
+    said = r"\(dtype\) must be 'uint32'.*as _manifest.json there says, got 'uint16'"
+    for path in (out.files[0], f"{tmp_path}/out/*.bin"):
+        with pytest.raises(tp.ConfigError, match=said):
+            list(tp.from_memmap(path, dtype="uint16", length=5))
+        assert len(list(tp.from_memmap(path, dtype="uint32", length=5))) == 9
 
 
 def test_bare_files_one_after_the_other_share_no_row(tmp_path):

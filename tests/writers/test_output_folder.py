@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -135,6 +136,31 @@ def test_what_a_manifest_names_and_is_not_there_is_not_left_out_in_silence(forma
     assert len(list(getattr(tp.list_files(f"{out}/part-0000[034].*"), READERS[format])())) == 60
     (out / "_manifest.json").unlink()
     assert len(list(getattr(tp.list_files(out), READERS[format])())) == 60
+
+
+@pytest.mark.parametrize("format", READERS)
+def test_a_file_that_is_shorter_than_its_manifest_says_is_refused(format, tmp_path):
+    out = tmp_path / "out"
+    files = getattr(rows(), f"write_{format}")(out, rows_per_file=20).files
+    content = Path(files[2]).read_bytes()
+    Path(files[2]).write_bytes(
+        content[: content.rindex(b"\n", 0, -1) + 1] if format == "json" else b""
+    )
+    said = r"1 of the 5 files that _manifest.json names are shorter .*: part-00002"
+    for urls in (out, f"{out}/part-0000[02].*"):
+        with pytest.raises(tp.UnreadableError, match=said) as caught:
+            list(getattr(tp.list_files(urls), READERS[format])())
+        assert caught.value.path == files[2]
+    if format == "json":
+        (out / "_manifest.json").unlink()
+        assert len(list(tp.read_json(out))) == 99
+
+
+def test_files_may_grow_after_they_were_written(tmp_path):
+    file = rows().write_json(tmp_path / "out").files[0]
+    with open(file, "a") as opened:
+        opened.write('{"x": 7}\n')
+    assert len(list(tp.read_json(tmp_path / "out"))) == 101
 
 
 def test_of_a_store_the_folder_that_lacks_files_is_named_by_its_url(memory):

@@ -79,6 +79,8 @@ class MemmapDataset(Dataset[Any]):
         columns = self.options["columns"]
         self._bare = dtype is not None
         self._found, self._folder = _found(self.options["path"], self._bare)
+        if self._bare:
+            _check_written(self._found, self.options["dtype"])
         first, *others = files = self._files = self._open()
         for file in others:
             if file.kinds != first.kinds or file.layout != first.layout:
@@ -229,6 +231,19 @@ def _found(path: str | list[str], bare: bool) -> tuple[list[str], str]:
     below = names_below([path] if isinstance(path, str) else path, names)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
     return names, names[0].removesuffix(below[0]) if below else within
+
+
+def _check_written(paths: Sequence[str], dtype: str) -> None:
+    """Raise ConfigError where the manifest beside bare files says that they are of another dtype."""
+    for folder in dict.fromkeys(map(os.path.dirname, paths)):
+        about: Any = None
+        with suppress(OSError, ValueError), open(os.path.join(folder, MANIFEST), "rb") as file:
+            about = json.load(file)
+        options = about.get("options") if isinstance(about, dict) else None
+        written = options.get("dtype") if isinstance(options, dict) else None
+        if options and options.get("format") == "bin" and written in BARE_DTYPES:
+            rule = f"{written!r}, of which the files in {folder} are, as {MANIFEST} there says"
+            require(dtype == written, "read_memmap(dtype)", rule, dtype)
 
 
 def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any) -> dict[str, Any]:

@@ -47,6 +47,8 @@ IMAGES = (
 )  # fmt: skip
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".gif")
 MEDIA = (*IMAGES, *VIDEOS, ".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff")
+#: How the path of a file ends that ``cache()`` keeps rows in.
+KEPT_ROWS = re.compile(r"/(rows/[0-9a-f]{2}/[0-9a-f]{62}|schemas/[0-9a-f]{64})\.arrow$")
 #: Folders that hold none, though their names begin as those of classes may.
 NO_CLASSES = (MANIFEST, WORK, DELTA_LOG, "__MACOSX")
 
@@ -165,6 +167,8 @@ class Wanted:
         return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
 
     def holds(self, reached: frozenset[int], path: str) -> bool:
+        if KEPT_ROWS.search(path):
+            return False
         matched = len(self.parts) in reached and _fits(path.rpartition("/")[2], self.parts[-1])
         return matched or (BELOW in reached and path.lower().endswith(self.suffixes))
 
@@ -459,29 +463,42 @@ def _walk(
 
 
 def _check_manifests(tree: Folders, wanted: Wanted, files: Found, manifests: Sequence[str]) -> None:
-    """Raise MissingFilesError if a writer's manifest names files that are wanted, and not there."""
+    """Raise MissingFilesError if a writer's manifest names files that are wanted, and not there;
+    UnreadableError if one is shorter than it was written.
+    """
     for manifest in sorted(manifests):
         folder = manifest.rpartition("/")[0]
-        named = [f"{folder}/{name}" for name in _named_in(tree, manifest)]
+        named = {f"{folder}/{name}": size for name, size in _named_in(tree, manifest).items()}
         gone = [path for path in named if path not in files and wanted.stands_for(path)]
-        if gone:
-            names = ", ".join(path.rpartition("/")[2] for path in gone[:SHOWN])
-            names += f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
-            said = f"{len(gone):,} of the {len(named):,} files that {MANIFEST} names are not there: {names}"
+        short = [path for path in named if path in files and _is_short(files[path], named[path])]
+        for odd, how in ((gone, "not there"), (short, "shorter than they were written")):
+            if not odd:
+                continue
+            names = ", ".join(path.rpartition("/")[2] for path in odd[:SHOWN])
+            names += f" and {len(odd) - SHOWN:,} more" if len(odd) > SHOWN else ""
+            said = (
+                f"{len(odd):,} of the {len(named):,} files that {MANIFEST} names are {how}: {names}"
+            )
             way = f"write all anew with overwrite=True. To read what is there, remove {MANIFEST}"
             said = f"{tree.address(folder)}: {said}; copy them again, or {way}"
-            raise errors.MissingFilesError(said, path=tree.address(gone[0]))
+            kind = errors.MissingFilesError if odd is gone else errors.UnreadableError
+            raise kind(said, path=tree.address(odd[0]))
 
 
-def _named_in(tree: Folders, manifest: str) -> list[str]:
-    """The files that a manifest names; none if it is no writer's, or has just been removed."""
-    with suppress(
-        FileNotFoundError, IsADirectoryError, PermissionError, ValueError, KeyError, TypeError
-    ):
+def _is_short(file: Reported, written: Any) -> bool:
+    return isinstance(written, int) and file.size is not None and file.size < written
+
+
+def _named_in(tree: Folders, manifest: str) -> dict[str, Any]:
+    """The files that a manifest names, with their bytes; none if it is no writer's, or has just been
+    removed.
+    """
+    known = FileNotFoundError, IsADirectoryError, PermissionError, ValueError, KeyError
+    with suppress(*known, AttributeError, TypeError):
         about = json.loads(tree.content(manifest))
         if "trainpipes_files" in about:
-            return [entry["file"] for entry in about["files"]]
-    return []
+            return {entry["file"]: entry.get("bytes") for entry in about["files"]}
+    return {}
 
 
 # What to say
