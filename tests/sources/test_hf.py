@@ -124,6 +124,8 @@ def test_columns_that_the_format_leaves_out_are_left_out():
     data = SavedRows(pa.table({"x": [1, 2], "y": ["a", "b"]}))
     data.format = {"type": "torch", "columns": ["y"]}  # type: ignore[misc]
     assert list(tp.from_hf(data)) == [{"y": "a"}, {"y": "b"}]
+    data.format = {"type": "torch", "columns": ["y"], "output_all_columns": True}  # type: ignore[misc]
+    assert list(tp.from_hf(data)) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
 
 
 def test_a_transform_that_would_not_be_carried_out_is_refused():

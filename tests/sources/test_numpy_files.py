@@ -52,6 +52,15 @@ def test_fields_of_a_structured_array_are_columns(tmp_path):
     assert rows[3]["x"] == 3
 
 
+def test_a_file_of_several_arrays_is_refused(tmp_path):
+    with open(tmp_path / "two.npy", "wb") as file:
+        for n in range(2):
+            np.save(file, np.arange(4) + n)
+    said = r"two\.npy: it goes on behind its array, at byte 160 of 320.*numpy\.savez"
+    with pytest.raises(tp.UnreadableError, match=said):
+        list(tp.read_numpy(tmp_path))
+
+
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 def test_names_of_fields_may_be_of_any_script(tmp_path):
     array = np.zeros(2, [("größe", "<i4"), ("漢", "<i4")])

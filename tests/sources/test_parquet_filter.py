@@ -346,6 +346,13 @@ def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(tmp_path, op
         tp.read_parquet(many(tmp_path), **options).explain()
 
 
+def test_the_field_of_a_struct_in_a_list_of_filters_is_refused_with_how_it_is_written(tmp_path):
+    pq.write_table(pa.table({"pair": [{"x": 1}, {"x": 2}]}), tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match=r"; a field of 'pair' is pc\.field\('pair', 'x'\)$"):
+        list(tp.read_parquet(tmp_path, filter=[["pair.x", "==", 1]]))
+    assert len(list(tp.read_parquet(tmp_path, filter=pc.field("pair", "x") == 1))) == 1
+
+
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
 
 

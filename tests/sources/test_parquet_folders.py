@@ -120,6 +120,14 @@ def test_integers_are_int64_and_all_else_is_text(tmp_path):
     assert next(iter(pipe)) == {"types": str(types)}
 
 
+@pytest.mark.parametrize(("number", "fits"), [(2**63 - 1, True), (-(2**63), True), (2**63, False)])
+def test_integers_of_19_digits_are_int64_if_they_fit(number, fits, tmp_path):
+    (tmp_path / f"n={number}").mkdir()
+    pq.write_table(pa.table({"x": [1]}), tmp_path / f"n={number}" / "a.parquet")
+    (row,) = tp.read_parquet(tmp_path, partitioning="hive")
+    assert row["n"] == (number if fits else str(number))
+
+
 def dict_of_types(table: pa.Table) -> pa.Table:
     said = str({field.name: str(field.type) for field in table.schema})
     return pa.table({"types": [said] * len(table)})

@@ -113,6 +113,9 @@ def test_a_field_of_a_struct_can_be_chosen(tmp_path):
     assert found.reader().read(0, 0, 1).to_pylist() == [row]
     with pytest.raises(SchemaError, match=r"no column 'm\.txt' \(did you mean 'm\.text'\?\)"):
         source(tmp_path, ["m.txt"])
+    for name in ("m.", "m.n.", "m..x", ".m"):
+        with pytest.raises(SchemaError, match=f"no column '{name}'"):
+            source(tmp_path, [name])
 
 
 WIDENED = {

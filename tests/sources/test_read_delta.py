@@ -148,6 +148,17 @@ def test_a_time_names_the_version_that_was_the_newest_then(uri: str) -> None:
     then = np.datetime64(times[1], "ms").astype(object)
     assert len(tp.read_delta(uri, version=then)) == 40
     assert len(tp.read_delta(uri, version=f"{then.isoformat()}Z")) == 40
+    with pytest.raises(
+        tp.ConfigError, match=r"\(version\) must be a time at which there was the table"
+    ):
+        len(tp.read_delta(uri, version="2001-01-01"))
+
+
+def test_bytes_that_part_a_table_are_those_that_were_written(tmp_path: Path) -> None:
+    parts = [b"ab", b"\xff\n", None, b"ab", b"\\u0061b"]
+    table = pa.table({"x": range(5), "part": pa.array(parts, pa.binary())})
+    write_deltalake(str(tmp_path / "t"), table, partition_by=["part"])
+    assert ordered(list(tp.read_delta(tmp_path / "t"))) == ordered(table.to_pylist())
 
 
 def test_locate_and_errors_count_deleted_rows_of_a_file(uri: str) -> None:

@@ -87,6 +87,22 @@ def test_files_without_ids_have_the_names_of_the_mapping(catalog: Catalog, tmp_p
     assert [row["y"] for row in tp.read_iceberg(plain)] == list(range(200, 205))
 
 
+def test_a_file_without_ids_is_refused_where_a_name_was_given_away(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    catalog.create_namespace("logs")
+    pq.write_table(pa.table({"a": [1], "b": [2], "c": [3]}), tmp_path / "more.parquet")
+    schema = pa.schema([(name, pa.int64()) for name in "abc"])
+    plain = catalog.create_table("logs.plain", schema=schema)
+    plain.add_files([f"file://{tmp_path}/more.parquet"])
+    for old, new in (("a", "t"), ("b", "a")):
+        with plain.update_schema() as update:
+            update.rename_column(old, new)
+    with pytest.raises(tp.SchemaError, match=r"more\.parquet.* column 'a' may be 'a' and 'b'"):
+        list(tp.read_iceberg(plain))
+    assert list(tp.read_iceberg(plain, columns=["c"])) == [{"c": 3}]
+
+
 def test_places_count_deleted_rows_and_a_time_names_a_snapshot(table: Any) -> None:
     file = max((task.file for task in table.scan().plan_files()), key=lambda f: f.record_count)
     add_deletes(table, file, [0, 2, 3])

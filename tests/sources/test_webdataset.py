@@ -61,6 +61,12 @@ def test_what_is_no_sample_is_passed_over(tmp_path):
     assert list(tp.read_webdataset(path)) == [{"__key__": "0", "txt": b"abc"}]
 
 
+def test_a_member_called_as_the_column_of_names_is_refused(tmp_path):
+    path = tar(tmp_path / "x.tar", [("0.txt", b"a"), ("0.__key__", b"0")])
+    with pytest.raises(tp.UnreadableError, match=r"'0\.__key__' has the extension '__key__'"):
+        list(tp.read_webdataset(path))
+
+
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_names_of_any_length_and_script_are_read(format, tmp_path):
     names = ["n" * 99, "ä" * 40, "m" * 150, "d" * 120 + "/" + "f" * 120, "ü" * 130, "short"]

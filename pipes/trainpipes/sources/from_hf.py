@@ -109,8 +109,9 @@ class HFTable(TableSource):
     """The rows of a ``datasets.Dataset``, which are a table and perhaps indices into it."""
 
     def __init__(self, dataset: Any, block_rows: int) -> None:
-        table, columns, indices = dataset.data.table, dict(dataset.format).get("columns"), None
-        if columns is not None:
+        table, format, indices = dataset.data.table, dict(dataset.format), None
+        columns = format.get("columns")
+        if columns is not None and not format.get("output_all_columns"):
             table = table.select([name for name in table.column_names if name in columns])
         if dataset._indices is not None:
             indices = to_numpy(dataset._indices.column(0)).astype(np.int64, copy=False)

@@ -79,9 +79,13 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> lis
         named = [n for n in named if _problem(filter, schema.remove(n)) is not None]
     missing = _missing(problem)
     if missing and missing[0] not in schema.names:
+        top, *inner = missing[0].split(".")
+        path = ", ".join(map(repr, [top, *inner]))
+        is_struct = top in schema.names and pa.types.is_struct(schema.field(top).type)
+        way = f"; a field of {top!r} is pc.field({path})" if inner and is_struct else ""
         raise SchemaError(
             f"{caller}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, "
-            f"and the columns are {schema.names}",
+            f"and the columns are {schema.names}{way}",
             stage=caller,
         )
     return [schema.field(n).name for n in named]
@@ -273,7 +277,7 @@ def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | 
 
 #: What stands for null in a folder's name.
 NULL = "__HIVE_DEFAULT_PARTITION__"
-INTEGER = re.compile(r"[+-]?\d{1,18}")
+INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
 @dataclass(frozen=True)
@@ -377,7 +381,9 @@ def _pairs(name: str) -> dict[str, str | None]:
 
 def _column(texts: list[str | None]) -> pa.Array:
     written = [text for text in texts if text is not None]
-    if written and all(INTEGER.fullmatch(text) for text in written):
+    if written and all(
+        INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in written
+    ):
         numbers = [None if text is None else int(text) for text in texts]
         return python_to_arrow(numbers, pa.int64())
     return python_to_arrow(texts, pa.string())

@@ -152,6 +152,11 @@ def read_arrays(
     file.seek(0)
     if head == MAGIC:
         header = _Header(file, size)
+        if header.end < size:
+            raise BadFileError(
+                f"it goes on behind its array, at byte {header.end:,} of {size:,}, as where numpy.save() "
+                "wrote several arrays to one file: save one array a file, or all by numpy.savez()"
+            )
         fields = header.dtype.names
         return {name: header.array(name, bool(fields)) for name in wanted(fields or [column])}
     if head[:2] == b"PK":
@@ -215,10 +220,10 @@ class _Header:
         odd = {*map(type, shape)} != {int} or min(shape) < 0 or len(shape) > MOST_DIMENSIONS
         if odd or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
             raise BadFileError(f"{where}damaged header: no array has the shape {said}")
-        needed = self._begin + prod(shape) * self.dtype.itemsize
-        if needed > size:
+        self.end = self._begin + prod(shape) * self.dtype.itemsize
+        if self.end > size:
             raise BadFileError(
-                f"{where}cut short: an array of shape {said} needs {needed:,} bytes, and there are {size:,}"
+                f"{where}cut short: an array of shape {said} needs {self.end:,} bytes, and there are {size:,}"
             )
         self._shape = shape
 

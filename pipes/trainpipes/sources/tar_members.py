@@ -70,6 +70,11 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
             keys.append(key)
             counts.append(0)
             last = {}
+        if kind == "__key__":
+            raise BadFileError(
+                f"the member {name!r} has the extension '__key__', which is the column of samples' names: "
+                "give it another"
+            )
         if kind in last:
             raise BadFileError(
                 f"sample {key!r} has two members with the extension {kind!r}, {last[kind]!r} and {name!r}: "

@@ -111,7 +111,8 @@ def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[
     wanted: dict[str, list[str]] = {}
     known = frozenset(names)
     for column in columns:
-        top, _, inner = (column, "", "") if column in known else column.partition(".")
+        whole = column in known or not all(column.split("."))
+        top, _, inner = (column, "", "") if whole else column.partition(".")
         wanted.setdefault(top, []).append(inner)
     return wanted
 

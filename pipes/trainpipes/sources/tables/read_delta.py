@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray, need, require
-from trainpipes.columns.arrays import is_text, to_numpy
+from trainpipes.columns.arrays import is_text, python_to_arrow, to_numpy
 from trainpipes.errors import UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
@@ -27,6 +28,8 @@ FEATURES = {
 }  # fmt: skip
 
 
+#: Bytes as a log has them.
+ESCAPED = re.compile(rb"(\\u00[0-9a-fA-F]{2})+")
 #: Characters of a text from which a log may have the first ones only.
 CUT_TEXT = 32
 
@@ -103,7 +106,7 @@ class ReadDelta(ReadTable):
             inner = adds.column("partition").combine_chunks().take(pa.array(order))
             values = pa.table(
                 {
-                    name: inner.field(name).cast(schema.field(name).type)
+                    name: _unescaped(inner.field(name)).cast(schema.field(name).type)
                     for name in about.partition_columns
                 }
             )
@@ -132,6 +135,11 @@ class ReadDelta(ReadTable):
         if (time := instant(number, "read_delta(version)")) is not None:
             with self._explained(f"{self.uri} has no version of {number}"):
                 table.load_as_version(time)
+                # The first commit, where there is none before that time; with later ones in some versions.
+                written = table.history(1)[-1].get("timestamp") or 0
+            rule = f"a time at which there was the table {self.uri}"
+            known = written <= time.timestamp() * 1000
+            require(known, "read_delta(version)", rule, number, "name a later time")
             return table, newest
         try:
             return DeltaTable(self.uri, version=number, storage_options=options), newest
@@ -167,6 +175,19 @@ class ReadDelta(ReadTable):
                 raise UnreadableError(f"{said}; repair the log of {self.uri}", path=str(self.uri))
             deleted[file] = np.flatnonzero(~to_numpy(selection.values))
         return deleted
+
+
+def _unescaped(column: pa.Array) -> pa.Array:
+    """A partition's bytes, each of which the log may have as a code such as ``\\u0061``."""
+    if not pa.types.is_binary(column.type):
+        return column
+    values = [
+        bytes.fromhex(value.decode().replace("\\u00", ""))
+        if value is not None and ESCAPED.fullmatch(value)
+        else value
+        for value in column.to_pylist()
+    ]
+    return python_to_arrow(values, column.type)
 
 
 @dataclass(frozen=True, eq=False)

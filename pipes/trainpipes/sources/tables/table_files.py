@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from trainpipes._internal.checks import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
+from trainpipes.columns.types import NoColumn
 from trainpipes.engine.planning.row_names import with_deleted
-from trainpipes.errors import DataError, known_name
+from trainpipes.errors import DataError, SchemaError, known_name
 from trainpipes.interfaces.source import Place
 from trainpipes.sources import parquet_filter
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -48,8 +49,16 @@ class TableFields:
     by_number: bool = False
 
     def place(self, field: pa.Field, fields: Sequence[pa.Field]) -> int | None:
-        """Where a field of the table stands among those of a file; None if the file lacks it."""
-        return next((n for n, stored in enumerate(fields) if self._is(field, stored)), None)
+        """Where a field of the table stands among those of a file; None if the file lacks it.
+
+        Raises:
+            NoColumn: it may be one of several.
+        """
+        places = [n for n, stored in enumerate(fields) if self._is(field, stored)]
+        if len(places) > 1:
+            names = " and ".join(repr(fields[n].name) for n in places)
+            raise NoColumn(f"column {field.name!r} may be {names}, which were both its name once")
+        return places[0] if places else None
 
     def _is(self, field: pa.Field, stored: pa.Field) -> bool:
         about, number = field.metadata or {}, (stored.metadata or {}).get(IN_FILE)
@@ -205,7 +214,16 @@ def rows_of(
     for file, layout in enumerate(footers.layouts):
         stored = layout.schema
         if id(stored) not in known:
-            known[id(stored)] = FileColumns.of(fields, schema, constant, stored)
+            try:
+                known[id(stored)] = FileColumns.of(fields, schema, constant, stored)
+            except NoColumn as error:
+                name = files.names[file]
+                raise SchemaError(
+                    f"{caller}: in {name}, whose columns have no ids, {error}: write the table's rows anew, "
+                    "or leave the column out by columns=[...]",
+                    path=name,
+                    stage=caller,
+                ) from None
         missing = known[id(stored)].missing
         absent = version.absent[usable[file]] if version.absent else {}
         known_values = {n: pa.scalar(absent.get(n), schema.field(n).type) for n in missing}
