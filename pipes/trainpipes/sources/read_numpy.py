@@ -152,7 +152,7 @@ def read_arrays(
     file.seek(0)
     if head == MAGIC:
         header = _Header(file, size)
-        if header.end < size:
+        if header.end < size and not header.dtype.hasobject:
             raise BadFileError(
                 f"it goes on behind its array, at byte {header.end:,} of {size:,}, as where numpy.save() "
                 "wrote several arrays to one file: save one array a file, or all by numpy.savez()"

@@ -176,6 +176,7 @@ class ListFiles(ListingSource):
             or is a table's with versions.
         MissingFilesError: nothing matches; a file of the epoch to be resumed is gone, or one that a writer's
             manifest names.
+        UnreadableError: a file is shorter than a writer's manifest says.
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
