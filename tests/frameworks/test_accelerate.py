@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -207,6 +207,26 @@ def test_without_even_batches_ranks_end_apart() -> None:
     assert len(batches) == len(sizes)
     accelerator.even_batches = True
     assert [len(batch["row"]) for batch in batches] == [4, 4, 2]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 8)])
+def test_the_last_step_is_filled_up_where_the_batch_size_has_changed(
+    before: int, after: int
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    first = loader(numbered(90, "uneven", before), accelerator)
+    list(islice(first, 3))
+    state, pipe = first.state_dict(), numbered(90, "uneven", after)
+    alone = tp.Loader(pipe.distributed(rank=0, world_size=1))
+    alone.load_state_dict(state, allow_changes=["batch_size"])
+    rows = [row for batch in alone for row in batch["row"].tolist()]
+    batches = loader(pipe, accelerator, allow_changes=["batch_size"])
+    batches.load_state_dict(state)
+    found = []
+    for batch in batches:
+        found += accelerator.gather_for_metrics(batch["row"]).tolist()
+    assert found == rows
 
 
 def test_an_uneven_pipeline_without_an_end_has_no_length() -> None:

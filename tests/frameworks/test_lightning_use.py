@@ -258,6 +258,23 @@ def test_the_batch_size_may_change(tmp_path: Path) -> None:
     assert len(trained(tmp_path / "larger")) == 2
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("before", "after", "step"), [(2, 8, 24), (4, 8, 5), (8, 2, 6), (8, 4, 3)])
+def test_all_that_is_left_comes_in_batches_of_another_size(
+    tmp_path: Path, before: int, after: int, step: int, epochs: int
+) -> None:
+    fit(tmp_path, sized("counted", before), saves=[after_steps], max_epochs=epochs)
+    path = tmp_path / f"checkpoints/step-{step}.ckpt"
+    loader = tp.Loader(sized("counted", after))
+    position = torch.load(path, weights_only=True)["PipelineDataModule"]["train"]
+    loader.load_state_dict(position, allow_changes=["batch_size"])
+    left = len(list(loader)) + (epochs - 1) * len(loader)
+    told = {"checkpoint": path, "max_epochs": epochs, "data": {"allow_changes": ["batch_size"]}}
+    resumed = fit(tmp_path / "resumed", sized("counted", after), **told)
+    assert len(trained(tmp_path / "resumed")) == left
+    assert (resumed.global_step, resumed.current_epoch) == (step + left, epochs)
+
+
 def as_ids(row: int) -> dict[str, Any]:
     return {"input_ids": torch.tensor([row])}
 

@@ -231,6 +231,30 @@ def test_a_checkpoint_whose_position_does_not_fit(tmp_path: Path) -> None:
     assert resumed(half, ignore_data_skip=True).state.epoch == 2
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("before", "after", "step"), [(2, 8, 24), (4, 8, 5), (8, 2, 6), (8, 4, 3)])
+def test_all_that_is_left_comes_in_batches_of_another_size(
+    before: int, after: int, step: int, epochs: int, tmp_path: Path
+) -> None:
+    given = {"num_train_epochs": epochs, "gradient_accumulation_steps": 1}
+    first = trainer(
+        tmp_path, pipeline("counted", before), save_strategy="steps", save_steps=step, **given
+    )
+    first.train()
+    saved = tmp_path / f"checkpoint-{step}"
+    position = json.loads((saved / FILE).read_text())["loader"]
+    pipe = pipeline("counted", after)
+    loader = tp.Loader(pipe)
+    loader.load_state_dict(position, allow_changes=["batch_size"])
+    left = len(list(loader)) + (epochs - 1) * len(loader)
+    args = arguments(tmp_path / "new", **given)
+    again = Seeing(model(), args, train_dataset=pipe, allow_changes=["batch_size"])
+    again.train(saved)
+    assert len(again.seen) == left * after
+    assert again.state.global_step == again.state.max_steps == step + left
+    assert again.state.epoch == again.state.num_train_epochs == epochs
+
+
 def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(
     tmp_path: Path,
 ) -> None:

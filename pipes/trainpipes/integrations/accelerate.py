@@ -20,6 +20,7 @@ from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import batches_left, no_length
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.device import map_tensors
+from trainpipes.state.format import BatchSizes
 
 need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
 
@@ -156,7 +157,9 @@ class AccelerateLoader(DataLoaderStateMixin):
         plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
         if not (plan.chain.uneven and world > 1 and self._accelerator.even_batches):
             return None
-        left = batches_left(plan, batches.state_dict()["batches"])
+        state = batches.state_dict()
+        plan, sizes = plan_of(self.loader), BatchSizes.parse(state["batch_sizes"])
+        left = batches_left(plan, state["batches"], sizes=sizes)
         rule = "off for batches that are not counted in advance"
         way = "or let ranks end apart by DataLoaderConfiguration(even_batches=False)"
         way += ", and call accelerator.reduce() after the loop"
@@ -215,7 +218,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def __len__(self) -> int:
         plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
-        whole = batches_left(plan, 0)
+        whole = batches_left(plan)
         if plan.chain.uneven and whole is not None and self._accelerator.even_batches:
             return math.ceil(whole / world)
         return len(self.loader)

@@ -147,8 +147,9 @@ class TrainingLoader:
         them, so that those left complete the epoch.
         """
         iteration, step = iteration_of(self.loader), self.loader._step
-        taken, world, current = iteration.upcoming().m, iteration.ranks()[1], self._batches.current
-        left, per_rank = batches_left(iteration.plan, taken, step), step // world
+        position, world, current = iteration.upcoming(), iteration.ranks()[1], self._batches.current
+        taken, per_rank = position.m, step // world
+        left = batches_left(iteration.plan, taken, step, position.sizes)
         ended = self._at_end and not taken and not self._endless
         known = (left is not None or step > 0) and (taken or self._at_end)
         if not (self._trainer.fit_loop.restarting and (known or ended)):
@@ -246,7 +247,7 @@ class EvaluationLoader:
         forward pass is a collective."""
         iteration, option = iteration_of(self.loader), f"PipelineDataModule({stage})"
         world, chain = iteration.ranks()[1], iteration.plan.chain
-        whole = batches_left(iteration.plan, 0)
+        whole = batches_left(iteration.plan)
         if stage != "predict" and limit and 0 < (whole or 0) < world:
             raise ConfigError(
                 f"{option} must have a batch for each rank, since ranks wait for one another in log("

@@ -136,7 +136,7 @@ class Steps:
     def __len__(self) -> int:
         from trainpipes.look.lengths import batches_left, no_length
 
-        left = batches_left(self._plan, 0)
+        left = batches_left(self._plan)
         if left is None:
             raise TypeError(f"these steps have no len(): {no_length(self._plan)}")
         return left // self.batches

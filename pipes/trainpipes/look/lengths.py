@@ -23,7 +23,7 @@ from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage, aside
 from trainpipes.order.layout import Topology, count_batches, slots_before
 from trainpipes.stages.order import Take
-from trainpipes.state.format import Position
+from trainpipes.state.format import BatchSizes, Position
 
 #: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
@@ -46,11 +46,17 @@ def exact_length(plan: Plan, rank: int, world_size: int, step: int = 0) -> int |
     return slots_before(int(plan.counts.end(step or world_size)), rank, world_size)
 
 
-def batches_left(plan: Plan, done: int, step: int = 0) -> int | None:
-    """Batches that all ranks have yet to get in an epoch, of whole steps; None if not known in advance."""
+def batches_left(
+    plan: Plan, done: int = 0, step: int = 0, sizes: BatchSizes | None = None
+) -> int | None:
+    """Batches that all ranks have yet to get in an epoch, of whole steps; None if not known in advance.
+
+    Args:
+        sizes: where the size of batches changed in this epoch.
+    """
     if not plan.counts.known or plan.chain.endless:
         return None
-    left = int(plan.counts.batches_in_pass) - done
+    left = int(plan.resized(sizes).counts.batches_in_pass) - done
     return left - left % step if step else left
 
 
@@ -58,7 +64,7 @@ def ends_apart(plan: Plan, world_size: int) -> bool:
     """Whether ranks may get different numbers of batches in an epoch."""
     if not plan.chain.uneven or plan.chain.has_no_end or world_size == 1:
         return False
-    whole = batches_left(plan, 0)
+    whole = batches_left(plan)
     return whole is None or whole % world_size > 0
 
 

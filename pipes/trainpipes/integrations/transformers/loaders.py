@@ -24,6 +24,7 @@ from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
 from trainpipes.stages.device import map_tensors
 from trainpipes.state.cursor import is_count
+from trainpipes.state.format import BatchSizes
 
 #: The position's file in a checkpoint's folder, and the file in which the Trainer says how far it is.
 FILE = "trainpipes.json"
@@ -138,7 +139,8 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any], batches: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        left = batches_left(plan_of(self.loader), state["batches"], self.loader._step)
+        sizes = BatchSizes.parse(state["batch_sizes"])
+        left = batches_left(plan_of(self.loader), state["batches"], self.loader._step, sizes)
         if left is None:
             return None
         return left // iteration_of(self.loader).ranks()[1] * self.times - batches
