@@ -17,6 +17,8 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
@@ -25,7 +27,7 @@ from trainpipes.testing import digest
 
 __all__ = [
     "ROWS", "Notes", "Start", "Train", "between", "check_global_batches", "check_resumes", "finish", "flat",
-    "in_order", "kill_at_hold", "number", "pipeline", "plain", "rank", "texts", "weights_of",
+    "growing", "in_order", "kill_at_hold", "number", "pipeline", "plain", "rank", "texts", "weights_of",
 ]  # fmt: skip
 
 #: Rows of most trainings: 24 batches of 4.
@@ -54,6 +56,15 @@ def pipeline(kind: str, batch_size: int = 4) -> tp.Pipeline:
         return rows.repeat().batch(batch_size).pad_collate()
     batches = rows.pack(40).batch(2) if "packed" in kind else rows.batch(batch_size)
     return batches.pad_collate().repeat() if "repeated" in kind else batches.pad_collate()
+
+
+def growing(folder: Path, day: int) -> tp.Pipeline:
+    """A folder that gets another file, of 5 batches, and its files."""
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(texts(40)[20 * day :][:20]), folder / f"{day}.parquet")
+    rows = tp.list_files(str(folder / "*.parquet"), refresh="epoch").read_parquet()
+    rows = rows.sharding_filter(num_shards=4).shuffle(buffer_size=40, seed=3)
+    return rows.tokenize("bytes", max_length=24, labels="text").batch(4).pad_collate()
 
 
 def rank() -> int:

@@ -29,7 +29,7 @@ from frameworks.lightning_runs import (
     pipeline,
     trained,
 )
-from frameworks.runs import Start, number
+from frameworks.runs import Start, growing, number
 from frameworks.runs import pipeline as sized
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations import lightning as lightning_module
@@ -256,6 +256,26 @@ def test_the_batch_size_may_change(tmp_path: Path) -> None:
         fit(tmp_path / "refused", make(8), **told)
     fit(tmp_path / "larger", make(8), data={"allow_changes": ["batch_size"]}, **told)
     assert len(trained(tmp_path / "larger")) == 2
+
+
+def test_all_of_a_folder_that_grows_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, trains = tmp_path / "days", Model.training_step
+
+    def step(self: Model, batch: Any, number: int) -> Any:
+        if self.trainer.global_step == 3:
+            growing(folder, 1)
+        return trains(self, batch, number)
+
+    monkeypatch.setattr(Model, "training_step", step)
+    fit(tmp_path, growing(folder, 0), saves=[after_steps], max_epochs=3)
+    expected = trained(tmp_path)
+    assert len(expected) == 5 + 10 + 10
+    for at in (4, 5, 12):
+        path = tmp_path / f"checkpoints/step-{at}.ckpt"
+        fit(tmp_path / f"{at}", growing(folder, 1), checkpoint=path, max_epochs=3)
+        assert trained(tmp_path / f"{at}") == expected[at:]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

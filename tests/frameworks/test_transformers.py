@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import transformers
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 import trainpipes as tp
 from frameworks import transformers_runs as runs
@@ -22,10 +23,12 @@ from frameworks.runs import (
     check_global_batches,
     check_resumes,
     finish,
+    growing,
     pipeline,
     plain,
 )
 from trainpipes.integrations.transformers import Trainer
+from trainpipes.integrations.transformers.loaders import FILE
 
 #: For each kind of pipeline: what to train with, of 12 batches an epoch on 2 ranks where they are counted;
 #: checkpoints at the end of the first epoch and at the start of the second; those of two ranks and of one,
@@ -140,3 +143,56 @@ def test_the_example_is_resumed(tmp_path: Path) -> None:
     assert ended[0]["steps"] == 16
     assert ended[0]["epoch"] == 2
     assert ended[0]["weights"] == ended[1]["weights"]
+
+
+class Growing(TrainerCallback):
+    """Adds a file to a folder after the third step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            growing(self.folder, 1)
+
+
+def test_a_folder_that_grows_is_trained_on_by_steps(tmp_path: Path) -> None:
+    pipe = growing(tmp_path / "days", 0)
+    with pytest.raises(tp.ConfigError, match=r"pass max_steps=.*refresh"):
+        runs.trainer(tmp_path, pipe, num_train_epochs=2)
+    given = {"max_steps": 18, "gradient_accumulation_steps": 1}
+    args = runs.arguments(tmp_path, save_strategy="steps", save_steps=4, **given)
+    first = runs.Seeing(
+        runs.model(), args, train_dataset=pipe, callbacks=[Growing(tmp_path / "days")]
+    )
+    first.train()
+    assert len(first.seen) == 18 * 4
+    assert len({*first.seen[20:60]}) == 40
+    for step in (4, 12):
+        again = runs.trainer(tmp_path / "new", growing(tmp_path / "days", 1), runs.Seeing, **given)
+        again.train(tmp_path / f"checkpoint-{step}")
+        assert again.seen == first.seen[4 * step :]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("before", "after", "step"), [(2, 8, 24), (4, 8, 5), (8, 2, 6), (8, 4, 3)])
+def test_all_that_is_left_comes_in_batches_of_another_size(
+    before: int, after: int, step: int, epochs: int, tmp_path: Path
+) -> None:
+    given = {"num_train_epochs": epochs, "gradient_accumulation_steps": 1}
+    first = runs.trainer(
+        tmp_path, pipeline("counted", before), save_strategy="steps", save_steps=step, **given
+    )
+    first.train()
+    saved = tmp_path / f"checkpoint-{step}"
+    position = json.loads((saved / FILE).read_text())["loader"]
+    pipe = pipeline("counted", after)
+    loader = tp.Loader(pipe)
+    loader.load_state_dict(position, allow_changes=["batch_size"])
+    left = len(list(loader)) + (epochs - 1) * len(loader)
+    args = runs.arguments(tmp_path / "new", **given)
+    again = runs.Seeing(runs.model(), args, train_dataset=pipe, allow_changes=["batch_size"])
+    again.train(saved)
+    assert len(again.seen) == left * after
+    assert again.state.global_step == again.state.max_steps == step + left
+    assert again.state.epoch == again.state.num_train_epochs == epochs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -19,29 +18,12 @@ from typing_extensions import Unpack
 
 import trainpipes as tp
 from frameworks.runs import pipeline
-from frameworks.transformers_runs import arguments, collated, model, rows
+from frameworks.transformers_runs import Seeing, arguments, collated, model, rows, trainer
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
 from trainpipes.integrations.transformers.loaders import FILE
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
-
-
-class Seeing(Trainer):
-    """Notes the rows that it trains on."""
-
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self.seen: list[str] = []
-
-    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
-        text = bytes(min(one, 255) for one in inputs["input_ids"].flatten().tolist())
-        self.seen += re.findall(r"row \d+ ", text.decode("latin1"))
-        return super().training_step(model, inputs, *rest)
-
-
-def trainer(output: Path, pipe: Any, kind: Any = Trainer, **given: Any) -> Any:
-    return kind(model(), arguments(output, **given), train_dataset=pipe)
 
 
 def texts() -> tp.Pipeline:
@@ -180,7 +162,7 @@ def test_a_batch_size_of_the_arguments_that_has_no_effect_is_told_once(
             trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=3)
     (told,) = [one for one in said if "has no effect" in str(one.message)]
     assert str(told.message).startswith("per_device_train_batch_size=3 has no effect: the pipeline")
-    assert told.filename == __file__
+    assert told.filename == trainer.__code__.co_filename
     for size in (8, 4):  # the default, and the pipeline's own
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -229,30 +211,6 @@ def test_a_checkpoint_whose_position_does_not_fit(tmp_path: Path) -> None:
         assert again.state.epoch == 2
     (tmp_path / "checkpoint-30" / FILE).write_text("{")
     assert resumed(half, ignore_data_skip=True).state.epoch == 2
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize(("before", "after", "step"), [(2, 8, 24), (4, 8, 5), (8, 2, 6), (8, 4, 3)])
-def test_all_that_is_left_comes_in_batches_of_another_size(
-    before: int, after: int, step: int, epochs: int, tmp_path: Path
-) -> None:
-    given = {"num_train_epochs": epochs, "gradient_accumulation_steps": 1}
-    first = trainer(
-        tmp_path, pipeline("counted", before), save_strategy="steps", save_steps=step, **given
-    )
-    first.train()
-    saved = tmp_path / f"checkpoint-{step}"
-    position = json.loads((saved / FILE).read_text())["loader"]
-    pipe = pipeline("counted", after)
-    loader = tp.Loader(pipe)
-    loader.load_state_dict(position, allow_changes=["batch_size"])
-    left = len(list(loader)) + (epochs - 1) * len(loader)
-    args = arguments(tmp_path / "new", **given)
-    again = Seeing(model(), args, train_dataset=pipe, allow_changes=["batch_size"])
-    again.train(saved)
-    assert len(again.seen) == left * after
-    assert again.state.global_step == again.state.max_steps == step + left
-    assert again.state.epoch == again.state.num_train_epochs == epochs
 
 
 def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(

@@ -22,7 +22,7 @@ from trainpipes.errors import ConfigError, StateError, shown
 from trainpipes.integrations.callers import of_data_module
 from trainpipes.loader import Loader
 from trainpipes.loader.steps import take_steps
-from trainpipes.look.lengths import batches_left, ends_apart
+from trainpipes.look.lengths import batches_left, ends_apart, no_length
 from trainpipes.state.merge import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")
@@ -67,6 +67,9 @@ class TrainingLoader:
         self._nothing_left = False  # of the epoch that Lightning resumes
 
     def __len__(self) -> int:
+        plan = plan_of(self.loader)
+        if plan.grows:
+            raise TypeError(f"this pipeline has no len() in training: {no_length(plan)}")
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -150,6 +153,7 @@ class TrainingLoader:
         position, world, current = iteration.upcoming(), iteration.ranks()[1], self._batches.current
         taken, per_rank = position.m, step // world
         left = batches_left(iteration.plan, taken, step, position.sizes)
+        left = None if iteration.plan.grows else left
         ended = self._at_end and not taken and not self._endless
         known = (left is not None or step > 0) and (taken or self._at_end)
         if not (self._trainer.fit_loop.restarting and (known or ended)):

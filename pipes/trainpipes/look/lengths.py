@@ -84,6 +84,8 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
 
 def no_length(plan: Plan) -> str:
     """Why the length is not known, and the way out."""
+    if plan.grows:
+        return "each epoch reads what stands there when it begins (refresh), and may have more"
     if plan.chain.has_no_end and plan.chain.repeat is None:
         return 'mix(stop="repeat") has no end; count steps, or give another stop'
     if plan.chain.has_no_end:

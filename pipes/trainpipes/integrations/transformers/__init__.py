@@ -348,7 +348,7 @@ def _check_given(arguments: dict[str, Any], sizes_steps: bool) -> None:
     if not _makes_batches(pipe):
         return
     plan = plan_of(pipe)
-    if args.max_steps <= 0 and not has_length(pipe):
+    if args.max_steps <= 0 and (plan.grows or not has_length(pipe)):
         about = ""
         with suppress(TypeError):
             length = estimated_length(plan, *pipe._data_parallel())

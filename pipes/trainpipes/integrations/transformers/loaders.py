@@ -21,7 +21,7 @@ from trainpipes.engine.record import AnyRecord
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.stage_kinds import ShardStage
 from trainpipes.loader import Loader
-from trainpipes.look.lengths import batches_left
+from trainpipes.look.lengths import batches_left, no_length
 from trainpipes.stages.device import map_tensors
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import BatchSizes
@@ -85,6 +85,9 @@ class TrainingLoader:
         self.last: int | None = None
 
     def __len__(self) -> int:
+        plan = plan_of(self.loader)
+        if plan.grows:
+            raise TypeError(f"this pipeline has no len() in training: {no_length(plan)}")
         return len(self.loader) * self.times
 
     def __iter__(self) -> Iterator[Any]:
@@ -139,9 +142,9 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any], batches: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        sizes = BatchSizes.parse(state["batch_sizes"])
-        left = batches_left(plan_of(self.loader), state["batches"], self.loader._step, sizes)
-        if left is None:
+        plan, sizes = plan_of(self.loader), BatchSizes.parse(state["batch_sizes"])
+        left = batches_left(plan, state["batches"], self.loader._step, sizes)
+        if left is None or plan.grows:
             return None
         return left // iteration_of(self.loader).ranks()[1] * self.times - batches
 
