@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -59,6 +59,30 @@ class Sliding(tp.StatefulStage):
         self.last = state
 
 
+class Held(tp.StatefulStage):
+    """Numbered rows, of which three are held back."""
+
+    def start(self) -> None:
+        self.held: list[Any] = []
+        self.number = 0
+
+    def process(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.held.append(row)
+        self.number += 1
+        if len(self.held) > 3:
+            yield {**self.held.pop(0), "number": self.number}
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        for row in self.held:
+            yield {**row, "number": self.number}
+
+    def state_dict(self) -> Any:
+        return {"held": self.held, "number": self.number}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.held, self.number = state["held"], state["number"]
+
+
 def rows(values: Any) -> tp.Pipeline:
     return tp.from_dataset([{"x": int(value)} for value in values])
 
@@ -79,7 +103,7 @@ def test_each_epoch_and_shard_starts_anew() -> None:
     assert [row["x"] for row in dealt] == [7] * 4
 
 
-@pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Sessions()], ids=str)
+@pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Sessions(), Held()], ids=str)
 @pytest.mark.parametrize(("count", "times"), [(0, 1), (1, 1), (3, 2), (23, 2)])
 def test_resumes_at_every_item(stage: tp.Stage, count: int, times: int) -> None:
     pipe = rows(np.arange(count) * 7 % 11).sharding_filter(2).shuffle(5)
@@ -104,13 +128,49 @@ def test_shards_move_whole_to_other_ranks(world: int) -> None:
     assert [batch for turn in zip(*found, strict=True) for batch in turn] == rest
 
 
-def test_an_incomplete_state_is_found() -> None:
-    class Forgets(Unseen):
-        def state_dict(self) -> Any:
-            return {"seen": []}
+class ForgetsAField(Held):
+    def load_state_dict(self, state: Any) -> None:
+        self.held = state["held"]
 
-    with pytest.raises(ResumeError, match=r"look at forgets\(\): state_dict\(\) returns all"):
-        check_resume(rows(np.arange(40) % 9 % 7).then(Forgets()), processes=0)
+
+class DropsHeldRows(Held):
+    def load_state_dict(self, state: Any) -> None:
+        self.number = state["number"]
+
+
+class SavesTheStart(Held):
+    def state_dict(self) -> Any:
+        return {"held": [], "number": 0}
+
+
+class LosesLaterRows(Held):
+    """Its state holds no more than some rows."""
+
+    def state_dict(self) -> Any:
+        return {"held": self.held, "number": min(self.number, 20)}
+
+
+class KeepsAFirstState(Held):
+    """A state of the epoch before is given in a later one."""
+
+    states: ClassVar[dict[int, Any]] = {}
+
+    def state_dict(self) -> Any:
+        return self.states.setdefault(self.number, {"held": [*self.held], "number": self.number})
+
+
+BROKEN = (ForgetsAField, DropsHeldRows, SavesTheStart, LosesLaterRows, KeepsAFirstState)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_an_incomplete_state_is_found(kind: type[Held], shards: int) -> None:
+    """Also where no shard has so many rows that a run would ask for its state."""
+    assert kind.state_every > 100
+    KeepsAFirstState.states.clear()
+    dealt = rows(range(100)).sharding_filter(shards).shuffle(20)
+    with pytest.raises(ResumeError, match=r"look at .*\(\): state_dict\(\) returns all"):
+        check_resume(dealt.then(kind()).batch(2), processes=0, points=40)
 
 
 def test_refuses_what_no_state_holds() -> None:

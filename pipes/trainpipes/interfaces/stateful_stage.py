@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
@@ -26,6 +27,20 @@ LARGE_STATE = 1 << 20
 PLACE_BITS = 40
 #: Places of rows that were held back.
 HELD_PLACES = 1 << 20
+#: Not empty where states are asked for more often, by threads, too.
+_often: list[None] = []
+
+
+@contextmanager
+def asked_often() -> Iterator[None]:
+    """Have stages asked for their states after each of the first rows of an epoch, and then ever less often:
+    where few rows are tested, ``state_every`` may be more than there are.
+    """
+    _often.append(None)
+    try:
+        yield
+    finally:
+        _often.pop()
 
 
 class StatefulStage(PackingStage, per_row=True, gives="objects"):
@@ -169,6 +184,7 @@ class _Rows:
         self._epoch: int | None = None
         self._base: dict[str, Any] = {}
         self._since = 0  # rows taken since the base
+        self._before = 0  # rows of the epoch taken before the base, in this run
         self._given = 0  # rows given since the base, those skipped included
         #: Rows that a resume would know, too: those in the base, and those taken since.
         self._known: set[tuple[int, ...]] = set()
@@ -191,7 +207,13 @@ class _Rows:
         self._work, self._epoch = self._stage._working(self._kept), epoch
         self._base = {"below": run.cursors.state(0), **(self._kept or self._work._kept())}
         self._known = {*cursor.known_rows(self._base.get("kept"))}
-        self._kept, self._since, self._given = {}, 0, 0
+        self._kept, self._since, self._before, self._given = {}, 0, 0, 0
+
+    @property
+    def _every(self) -> int:
+        """Rows after the base until the state is asked for."""
+        every = self._stage.state_every
+        return min(every, 1 + self._before // 32) if _often else every
 
     def _snapshot(self, run: Run, number: int) -> None:
         assert self._work is not None
@@ -201,18 +223,20 @@ class _Rows:
             warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
         self._base = {"below": run.cursors.state(number), **state}
         self._known = {*cursor.known_rows(state)}
+        self._before += self._since
         self._since = self._given = 0
 
     def _made_of(self, run: Run) -> Iterator[Run]:
         assert self._work is not None
         out = _Out(run.block, (self._base, self._given))
-        whose = _whose(run.block)
+        whose, every = _whose(run.block), self._every
         self._known.update(whose)
         for number, row in enumerate(run.unroll()):
             if type(row) is dict:
                 row = cursor.KnownRow.of(row, whose[number])
-            if self._since >= self._stage.state_every and not self._skip:
+            if self._since >= every and not self._skip:
                 self._snapshot(run, number)
+                every = self._every
                 self._known.update(whose[number:])
             self._since += 1
             results = self._called("process", lambda row=row: self._work.process(row), run, number)

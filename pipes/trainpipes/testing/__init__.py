@@ -27,7 +27,7 @@ from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import TrainpipesError, shown
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import stages_within
-from trainpipes.interfaces.stateful_stage import StatefulStage
+from trainpipes.interfaces.stateful_stage import StatefulStage, asked_often
 from trainpipes.interfaces.watched_calls import seen_draws
 from trainpipes.loader import Loader
 from trainpipes.look.order_quality import ShuffleQuality, shuffle_quality
@@ -254,7 +254,8 @@ def check_resume(
     if limit is None and not isinstance(first, BaseNode) and _continues(first):
         rule = "a number of items of each epoch for a pipeline without an end"
         raise wrong("check_resume(limit)", rule, limit, "write limit=100")
-    reference = _walk(first, epochs, limit)
+    with asked_often():
+        reference = _walk(first, epochs, limit)
     hint = partial(_hint, _functions(first))
     possible = _points(reference, every, () if _continues(first) else _cut(reference, limit))
     chosen = _drawn(possible, points)
