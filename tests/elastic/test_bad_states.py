@@ -220,11 +220,19 @@ def test_states_that_differ_in_what_ranks_share_are_not_merged(
         tp.merge_states(make())
 
 
-@pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
-def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
-    saved = states(3, make=uncounted)
-    with refused(tp.StateError, "shard-0000", "states [0, 1]", "one state of each rank"):
-        tp.merge_states([saved[rank] for rank in again])
+def test_a_rank_that_comes_twice_changes_nothing_and_is_named_where_another_is_missing() -> None:
+    first, second, third = states(3, make=uncounted)
+    whole = tp.merge_states([first, second, third])
+    assert tp.merge_states([first, first, second, third]) == whole
+    with refused(tp.StateError, "[2, 5, 8, 11]", "rank [2] of 3 (states [0, 1] are the same)"):
+        tp.merge_states([first, first, second])
+
+
+@pytest.mark.parametrize("world", [5, 8, 9])
+def test_of_ranks_that_share_shards_one_may_be_missing(world: int) -> None:
+    saved = states(world, 3, uncounted)
+    for lost in range(world):
+        assert tp.merge_states(saved[:lost] + saved[lost + 1 :]) == tp.merge_states(saved)
 
 
 @pytest.mark.parametrize(("world", "there", "shards", "ranks"), [

@@ -36,7 +36,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         One state with the cursors of all shards.
 
     Raises:
-        StateError: the states are of different runs or steps, or a shard comes twice or is missing.
+        StateError: the states are of different runs or steps, or a shard is missing.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_tensors(range(8)).batch(2)
@@ -87,8 +87,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 raise StateError(
                     f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; {way}"
                 )
-    _once_each(positions, owner)
-    _complete(owner, first.num_shards, len(parts))
+    _complete(positions, owner)
     cursors = {shard: positions[number].cursors[shard] for shard, number in sorted(owner.items())}
     for shard, cursor in cursors.items():
         try:
@@ -137,26 +136,13 @@ def _same_pipeline(parts: list[Saved]) -> None:
             )
 
 
-def _once_each(positions: list[Position], owner: Mapping[int, int]) -> None:
-    """Raise if a rank comes twice: each shard is read by as many ranks as any other."""
-    readers = {
-        s: [n for n, position in enumerate(positions) if s in position.cursors] for s in owner
-    }
-    least = min(map(len, readers.values()))
-    for shard, numbers in readers.items():
-        if len(numbers) > least:
-            raise StateError(
-                f"{shard_key(shard)}: is in states {shown(numbers)}, others are in {least}; merge one "
-                "state of each rank"
-            )
-
-
-def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
+def _complete(positions: list[Position], there: Collection[int]) -> None:
+    num_shards = positions[0].num_shards
     count = num_shards - len(there)
     if not count:
         return
     missing = list(islice((s for s in range(num_shards) if s not in there), MOST_NAMED))
-    ranks = ""
+    ranks, parts = "", len({frozenset(position.cursors) for position in positions})
     for world in range(parts + 1, num_shards + 1) if count == len(missing) else ():
         if num_shards % world:
             continue
@@ -164,6 +150,9 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
         if count == len(lost) * num_shards // world and world - len(lost) <= parts:
             ranks = f", those of rank{'s' * (len(lost) > 1)} {shown(sorted(lost))} of {world}"
             break
+    twice = next((n for n, p in enumerate(positions) if p in positions[:n]), None)
+    if twice is not None:
+        ranks += f" (states {[positions.index(positions[twice]), twice]} are the same)"
     raise StateError(
         f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or "
         "save with torch.distributed.checkpoint, or with loader.full_state_dict() on all ranks"
