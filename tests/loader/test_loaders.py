@@ -212,6 +212,14 @@ def test_a_loader_that_would_batch_batches_again_is_refused(kind: Any, workers: 
         next(iter(kind(pipeline(), num_workers=workers)))
 
 
+@pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 2, "shuffle": True}])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_our_loader_within_another_is_refused(kind: Any, options: dict[str, Any]) -> None:
+    for pipe in (pipeline(), pipeline().filter(bool, version="1")):
+        with pytest.raises(tp.ConfigError, match=r"got a trainpipes.Loader.*DataLoader\(pipe, bat"):
+            next(iter(kind(tp.Loader(pipe), **options)))
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_pipeline_of_rows_may_be_batched_by_the_data_loader(workers: int) -> None:
     pipe = tp.from_arrow(TABLE.select(["row"])).sharding_filter(4).shuffle(15)

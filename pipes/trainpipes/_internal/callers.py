@@ -86,6 +86,12 @@ _making_rows = ContextVar("making_rows", default=False)
 #: them.
 LIBRARIES = ("accelerate", "transformers", "lightning.pytorch", "pytorch_lightning", "ray.train")
 KNOWING = "trainpipes.integrations.callers"
+#: Modules of the samplers of torch's loaders, which ask for a length first.
+SAMPLERS = (
+    "torch.utils.data.sampler",
+    "torch.utils.data.distributed",
+    "torchdata.stateful_dataloader.sampler",
+)
 
 
 def callers() -> Iterator[tuple[str, str]]:
@@ -136,6 +142,16 @@ def refuse_in_an_iterable() -> None:
             "from_iterable() and samplers must not iterate a pipeline, which after a resume would begin in "
             "epoch 0 again and which reads only this rank's rows: use the pipeline itself, as in "
             "pipe.map(fn) or pipe.flat_map(fn), or a tp.RowStream that keeps its state_dict (docs/extend.md)"
+        )
+
+
+def refuse_sampler() -> None:
+    """Raise if a sampler asks for the length of a ``Loader``: a DataLoader would take batches by number."""
+    if sys._getframe(2).f_globals.get("__name__") in SAMPLERS:
+        raise ConfigError(
+            "DataLoader(dataset) must be a pipeline or a data set of rows, got a trainpipes.Loader, which is "
+            "a loader itself: iterate it in place of the DataLoader, or write DataLoader(pipe, "
+            "batch_size=None)"
         )
 
 

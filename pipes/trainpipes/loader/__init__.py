@@ -12,6 +12,7 @@ import torch.distributed as dist
 from trainpipes._internal.callers import (
     refuse_in_an_iterable,
     refuse_prepared_by_ray,
+    refuse_sampler,
     warn_without_data_module,
 )
 from trainpipes._internal.checks import copied, flag, require, whole_number, wrong
@@ -215,6 +216,7 @@ class Loader:
     def __len__(self) -> int:
         from trainpipes.look.lengths import length_of
 
+        refuse_sampler()
         return length_of(self._iteration, self._step)
 
     def estimate_len(self) -> int:
