@@ -206,6 +206,16 @@ class Nothing(tp.Source):
     pass
 
 
+class Opens(tp.TableStage):
+    made: Any
+
+    def open(self) -> Any:
+        return self.made
+
+
+SCALED = tp.from_arrow(pa.table({"x": [1]}))
+
+
 def of_class(*bases: type, **members: Any) -> Callable[[], Any]:
     return lambda: type("Odd", bases, members)
 
@@ -225,6 +235,9 @@ def of_class(*bases: type, **members: Any) -> Callable[[], Any]:
         (of_class(tp.Stage), ConfigError, "TableStage, BatchStage or StatefulStage"),
         (of_class(tp.RowStage, __init__=len), ConfigError, r"must not define __init__\(\): .* as fields"),
         (of_class(tp.RowStage, __post_init__=len), ConfigError, "__post_init__"),
+        (lambda: list(SCALED.then(Opens(lambda table: table))), ConfigError,
+         r"what Opens.open\(\) returns must be a function of a table and its Rows, got .*write def"),
+        (lambda: list(SCALED.then(Opens(None))), ConfigError, r"Opens.open\(\) returns must be .*got None"),
         (of_class(tp.RowStage, free=frozenset({"other"})), ConfigError, "options, and there is no 'other'"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Annotated, Any
 
 import numpy as np
@@ -157,6 +157,23 @@ def local_path(value: Any, option: str) -> str:
     local = "://" not in path
     require(local, option, "a path on this machine", path, "write there, and copy it")
     return path
+
+
+def takes(function: Any, arguments: int) -> bool:
+    """Whether a value is a function of so many arguments, as far as it says.
+
+    >>> takes(lambda table: table, 2), takes(lambda table, *rows: table, 2)
+    (False, True)
+    """
+    if not callable(function):
+        return False
+    try:
+        signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        return True
+    return True
 
 
 def several(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import IntArray
+from trainpipes._internal.checks import IntArray, require, takes
 from trainpipes.columns.block import Block, first_bad, naming_bad_values
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run, unplaced
@@ -122,24 +122,29 @@ class TableStage(RunStage, takes="columns"):
 
     @made_once
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
-        return self.open()
+        function = self.open()
+        rule, way = "a function of a table and its Rows", "write def function(table, rows)"
+        require(
+            takes(function, 2), f"what {type(self).__name__}.open() returns", rule, function, way
+        )
+        return function
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
-        block = run.block
+        block, function = run.block, self._function
         table = table_of(block.data, self)
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
 
         def fails(start: int, stop: int) -> bool:
             part, rows = table.slice(start, stop - start), slice(start, stop)
             try:
-                self._function(part, Rows(block.ids[rows], epochs[rows]))
+                function(part, Rows(block.ids[rows], epochs[rows]))
             except Exception:
                 return True
             return False
 
         try:
-            table_made = self._draw_watch.around(self._function)(table, Rows(block.ids, epochs))
+            table_made = self._draw_watch.around(function)(table, Rows(block.ids, epochs))
         except Exception as error:
             row = int(block.ids[first_bad(len(block), fails)]) if len(block) else None
             blame(error, self, row)
