@@ -366,6 +366,9 @@ def test_evaluation_that_would_leave_rows_out_is_warned_of_or_refused(
     ):
         validate(tmp_path, held_out().repeat())
     validate(tmp_path, held_out().repeat(), limit_val_batches=1)
+    rows = tp.from_dataset([{"input_ids": torch.tensor([n]), "row": n} for n in range(4)])
+    taken = tp.mix({"a": rows}, stop="repeat").batch(2).take(5).collate()
+    validate(tmp_path, taken)
 
 
 def test_fewer_batches_than_ranks_are_refused_where_ranks_would_wait(tmp_path: Path) -> None:

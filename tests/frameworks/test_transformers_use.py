@@ -105,6 +105,16 @@ def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
         trainer(tmp_path, pipeline("counted")).evaluate(pipeline("filtered repeated"))
 
 
+def test_a_mix_that_take_ends_is_evaluated_on_from_its_start(tmp_path: Path) -> None:
+    parts = {"a": texts().shuffle(8, seed=0), "b": texts()}
+    mixed = tp.mix(parts, weights={"a": 1, "b": 2}, stop="repeat")
+    pipe = mixed.tokenize("bytes", max_length=8, labels="text").batch(2).take(3).pad_collate()
+    made = trainer(tmp_path, pipeline("counted"))
+    first, again = (made.predict(pipe).label_ids.tolist() for _ in range(2))
+    assert len(first) == 6
+    assert first == again
+
+
 class OfTwoParts(Trainer):
     """On ranks that hold parts of one model."""
 

@@ -260,7 +260,7 @@ class EvaluationLoader:
         if not (isinstance(limit, float) and limit == 1.0):  # all of them; 1 is a single batch
             return
         way = f"leave .repeat() out, or say Trainer(limit_{stage}_batches=...)"
-        require(not chain.endless, option, "a pipeline with an end", self.loader.pipeline, way)
+        require(not chain.has_no_end, option, "a pipeline with an end", self.loader.pipeline, way)
         left = f"the last {(whole or 0) % world} of {whole} batches"
         if whole is None:
             left = "what some ranks have more than others"

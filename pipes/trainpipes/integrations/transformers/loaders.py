@@ -218,8 +218,8 @@ class NotePosition(TrainerCallback):
 
 def every_row(pipe: AnyRecord) -> AnyRecord:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
-    good = not plan_of(pipe).chain.endless
-    require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
+    good, way = not plan_of(pipe).chain.has_no_end, "leave .repeat() out, or end a mix by .take(n)"
+    require(good, "eval_dataset", "a pipeline with an end", pipe, way)
     stages = [s._replaced(tail="uneven") if isinstance(s, ShardStage) else s for s in pipe.stages]
     return type(pipe)(stages, pipe._ranks, pipe._members)
 
