@@ -407,8 +407,8 @@ class Input:
             if not names & {"shuffle", "mix"}:
                 rows = rows.shuffle(buffer_size, seed=seed)
             else:
-                stage = "shuffle" if "shuffle" in names else "mix"
-                self._warn_of_no_effect(stage, buffer_size=buffer_size, seed=seed)
+                mixing = "shuffle" if "shuffle" in names else "mix"
+                self._warn_of_no_effect(mixing, buffer_size=buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)
         return rows

@@ -245,6 +245,8 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         where = f"column {name!r}" if where == "a row" else f"{where}[{name!r}]"
         first, row = first[name], row[name]
     way = "leave the column out with select(), make numbers of it with map(), or use pad_collate()"
+    if isinstance(row, list | tuple) and None in row:
+        way = "fill nulls with map(), or leave the column out with select()"
     problem = f"is {shown(row, 60)} ({type(row).__name__}), of which default_collate makes no tensor: {way}"
     if row is None:
         way = "fill it with map(), or drop it with filter()"

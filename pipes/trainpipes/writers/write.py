@@ -28,7 +28,8 @@ from trainpipes.interfaces import contents
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage, aside, is_ours
 from trainpipes.interfaces.stage_kinds import CombiningSource, stages_within
-from trainpipes.sources.from_dataset import PLAIN, FromDataset, FromIterable
+from trainpipes.sources.from_dataset import PLAIN, FromDataset
+from trainpipes.sources.from_iterable import FromIterable
 from trainpipes.state.cursor import checksum, encoded
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, no_rows, run
