@@ -113,6 +113,46 @@ def test_a_filter_that_sets_shards_apart_does_not_fill_the_memory(monkeypatch):
     assert most[0] <= 2 * 23
 
 
+def two_thirds(row):
+    return row["x"] % 3 > 0
+
+
+SHARING = {
+    "filtered": lambda dealt: dealt.filter(two_thirds).shuffle(1000).batch(8),
+    "objects": lambda dealt: dealt.map(dict, version="1").filter(two_thirds).shuffle(1000).batch(8),
+    "packed": lambda dealt: (
+        dealt.map_batches(tokens, version="1").shuffle(1000).pack(64, pad_token_id=0).batch(8)
+    ),
+    "filtered later": lambda dealt: dealt.shuffle(1000).filter(two_thirds).batch(8),
+}
+
+
+def tokens(table):
+    return pa.table({"input_ids": [[1, 2, 3]] * len(table)})
+
+
+@pytest.mark.parametrize("threads", [0, None])
+@pytest.mark.parametrize("dealt", ["stride", "spans"])
+@pytest.mark.parametrize("name", SHARING)
+def test_shards_that_stand_in_different_windows_of_a_span_read_each_once(
+    monkeypatch, name, dealt, threads
+):
+    count, shards = (20_000, 24) if dealt == "stride" else (16_000, 23)
+    read, _ = watched(monkeypatch)
+    pipe = SHARING[name](rows(count).sharding_filter(shards, split=dealt))
+    assert len(list(tp.Loader(pipe, threads=threads))) > 100
+    assert len(read) <= 1.1 * Plan.of(pipe.stages).layouts.usual.num_windows(0)
+
+
+def test_they_are_read_again_where_memory_is_short(monkeypatch):
+    _, most = watched(monkeypatch)
+    pipe = rows(20_000).sharding_filter(24, split="stride").shuffle(1000, max_bytes=30_000)
+    whole = list(pipe.filter(two_thirds).batch(8))
+    assert most[0] <= windows.LEAST_HELD
+    again = rows(20_000).sharding_filter(24, split="stride").shuffle(1000)
+    assert list(again.filter(two_thirds).batch(8)) == whole
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_epochs_that_move_shards_to_other_spans_hold_no_more(monkeypatch, filtered, ranks):

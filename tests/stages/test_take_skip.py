@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +63,40 @@ def test_functions_after_skip_are_not_called_for_what_it_leaves_out(
     assert list(loader) == list(kept)
     if not options or EVERYWHERE:
         goes_on_exactly(lambda: kept.map(of_good_rows))
+
+
+@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize("call", [2, 7, 11])
+def test_an_error_in_what_skip_leaves_out_moves_nothing(
+    call: int, in_steps: bool, raised: type[BaseException]
+) -> None:
+    calls = 0
+
+    def keeps(row: dict[str, Any]) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise raised
+        return row["id"] % 3 > 0
+
+    def loader() -> tp.Loader:
+        return tp.Loader(ROWS.sharding_filter(4).filter(keeps).batch(2).skip(3), threads=0)
+
+    def given(of: tp.Loader) -> Iterator[Any]:
+        return map(list, tp.steps(of, batches=2)) if in_steps else iter(of)
+
+    calls = call
+    expected = list(given(loader()))
+    failing, calls = loader(), 0
+    items = given(failing)
+    with pytest.raises(raised):
+        next(items)
+    resumed = loader()
+    resumed.load_state_dict(failing.state_dict())
+    assert list(given(resumed)) == expected
+    if not in_steps or raised is KeyboardInterrupt:  # an error comes again where ranks end together
+        assert list(items) == expected
 
 
 def test_workers_of_a_loader_give_the_same() -> None:

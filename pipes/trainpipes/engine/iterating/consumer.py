@@ -262,7 +262,15 @@ class Consumer:
             self.plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
         if self._least and not self.position.m:
-            self._skip(items)
+            start = self.origin, self._next
+            try:
+                self._skip(items)
+            except BaseException:  # the next call, and a state, begin at the position again
+                self.close()
+                self._items = self._pool = None
+                self.origin, self._next = start
+                self._moved = set(self._own) if self._has_cursors else set()
+                raise
         self._started = items
         return items
 
@@ -338,7 +346,7 @@ class Consumer:
 
     def made_up_to(self) -> ConsumerPosition:
         """Where it stands after the item made last."""
-        m, size = self.position.m, self._round
+        m, size = max(self.position.m, self.origin), self._round
         if self.m is not None:  # all ranks' batches up to there are given
             m = self.origin + ((self.m - self.origin) // size + 1) * size
         if isinstance(self._items, SharedItems):

@@ -19,7 +19,7 @@ from trainpipes._internal.progress import Progress
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_in_order
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.windows import Content, Window, WindowMaker
+from trainpipes.engine.reading.windows import LEAST_HELD, Content, Window, WindowMaker
 from trainpipes.errors import DataError, shown
 from trainpipes.interfaces.source import (
     LooksAhead,
@@ -73,6 +73,8 @@ class ListedMaker(WindowMaker):
         if plan.workers is not None:
             self._before = plan.workers.handed_out(plan, self._before)
         self._fetched = self._layouts.fetched_bytes
+        # A window may have no chunk for a shard: those that share a span stand in as many windows of it.
+        self.most_held = max(LEAST_HELD, self._layouts.usual.sharers + 1)
         self._spans: dict[int, _SpanReading] = {}  # of each span
         self._is_far = not getattr(self._source, "is_local", True)
         #: The first turn that was read, and the last that is fetched ahead.

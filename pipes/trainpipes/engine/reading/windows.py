@@ -29,6 +29,10 @@ from trainpipes.order.layout import WindowKey
 
 #: The part of the memory for windows that those read ahead may take, or a single window.
 AHEAD_PART = 1 / 5
+#: Most windows of a span that are held where memory is short.
+LEAST_HELD = 4
+#: Of a row of Python objects, beside its arrays and texts.
+OBJECT_BYTES = 512
 
 
 class LazyRows(Protocol):
@@ -91,6 +95,14 @@ class Window:
             with self._lock:
                 return self._read_once()
 
+    @property
+    def held_bytes(self) -> float:
+        """What its rows take, about; 0 before they are read."""
+        rows = None if self._content is None else self._content[0]
+        if self.nbytes or not isinstance(rows, Block) or not len(rows):
+            return self.nbytes
+        return len(rows) * (rows.row_bytes + OBJECT_BYTES)
+
     def _is_free(self) -> bool:
         """Whether nobody reads it."""
         is_read = self._content is not None or self.failed is not None
@@ -139,11 +151,11 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowMaker(ABC):
-    """Makes windows, in a single thread at a time; any thread may read them. Of each span it holds
-    ``most_held`` at most, and one read ahead.
+    """Makes windows, in a single thread at a time; any thread may read them. Of each span ``most_held`` are
+    held at most, and one read ahead; fewer where memory is short.
     """
 
-    most_held: int | None = 4
+    most_held: int | None = LEAST_HELD
 
     @abstractmethod
     def planned(self, key: WindowKey) -> int | None:
@@ -178,7 +190,8 @@ class Windows:
     time; a window is dropped once all users of its span are past it.
 
     Args:
-        most_bytes: that all windows may take for a further window to be read ahead.
+        most_bytes: that all windows may take for a further window to be read ahead, or for more than
+            ``LEAST_HELD`` of a span to be held.
         following: the span that a user comes to after an epoch, or None.
         last: no later window is read ahead.
     """
@@ -254,9 +267,14 @@ class Windows:
 
     def _limit(self, span: int) -> None:
         windows_held = sorted(key for key in self._held if key.span == span)
-        if self.maker.most_held is not None:
-            for old in windows_held[: max(0, len(windows_held) + 1 - self.maker.most_held)]:
-                del self._held[old]
+        most = self.maker.most_held
+        if most is None or len(windows_held) < LEAST_HELD:
+            return
+        sizes = [window.held_bytes for window in self._held.values()]
+        if sum(sizes) + max(sizes) > self.most_bytes:
+            most = LEAST_HELD
+        for old in windows_held[: max(0, len(windows_held) + 1 - most)]:
+            del self._held[old]
 
     def _read_ahead(self, pool: Pool) -> None:
         begun: list[Window] = []

@@ -156,18 +156,25 @@ class ShardItems:
 
     def _work_ahead(self) -> None:
         while self._due and len(self._in_work) < self._most:
-            self._begin(heappop(self._due)[1])
+            self._begin(self._due[0][1])
+            heappop(self._due)  # last: Ctrl-C may come
 
     def _begin(self, number: int) -> None:
         """Have the next run of a lane made, by the pool or when it is taken."""
         lane = self._of(number)
         if number in self._in_work or lane.ended:
             return
-        if self._pool is None and self._shards.begins_all:
-            self._in_work[number] = _made_now(lane.make)
-        elif self._pool is None:
-            lane.begin()
-            self._in_work[number] = lane.make
+        if self._pool is None:
+            try:
+                if self._shards.begins_all:
+                    self._in_work[number] = _made_now(lane.make)
+                else:
+                    lane.begin()
+                    self._in_work[number] = lane.make
+            except BaseException as error:  # Ctrl-C: what was opened has ended
+                self._in_work.pop(number, None)
+                self._lanes[number] = lane.again(error)
+                raise
         else:
             future = Future(partial(_with_first, lane.make) if self._is_at_work else lane.make)
             self._in_work[number] = partial(self._pool.result, future)  # first: Ctrl-C may come

@@ -22,7 +22,13 @@ from trainpipes.columns.tensor_rows import LazyBatches
 from trainpipes.engine.calling import RUN_BYTES, called
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.span_windows import ListedMaker, NumberedMaker, StreamMaker
-from trainpipes.engine.reading.windows import AHEAD_PART, MixedWindows, WindowedMixture, Windows
+from trainpipes.engine.reading.windows import (
+    AHEAD_PART,
+    LEAST_HELD,
+    MixedWindows,
+    WindowedMixture,
+    Windows,
+)
 from trainpipes.interfaces.held import check_shard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
@@ -403,7 +409,9 @@ class Memory:
         nbytes, layout = sum(part.windows for part in self.parts), self.plan.layouts.usual
         if isinstance(layout, Layout) and self.row_bytes and self._mixes:
             largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
-            nbytes += math.ceil(self.row_bytes * sum(largest) / len(largest) * self.spans)
+            of_spans = math.ceil(self.row_bytes * sum(largest) / len(largest) * self.spans)
+            most = max(LEAST_HELD * of_spans, self.plan.layouts.held_bytes)
+            nbytes += min(_apart(layout) * of_spans, most)
         return nbytes
 
     @cached_property
@@ -451,6 +459,14 @@ def _most_rows(layout: Layout, span: int) -> int:
     count = layout.num_windows(span)
     ends = (layout.window(span, n) for n in range(max(0, count - 3), count))
     return max((stop - start for start, stop in ends), default=0)
+
+
+def _apart(layout: Layout) -> int:
+    """Windows of a span in which its shards stand at once."""
+    if layout.whole or layout.sharers == 1:
+        return 1
+    chunks = layout.mixed_rows(0) // layout.chunk_rows(0)
+    return min(layout.num_windows(0), max(1, layout.sharers + 1 - chunks))
 
 
 def maker_of(stages: Sequence[Stage]) -> Stage | None:
