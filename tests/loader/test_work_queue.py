@@ -610,6 +610,23 @@ def test_a_checkpoint_of_ranks_that_do_not_divide_the_shards_loads_as_one_file(
     assert Counter(done) == Counter(row["id"] for row in PIPELINES[name]())
 
 
+@pytest.mark.parametrize(("after", "merged"), [(1, True), (2, True), (2, False), (4, True)])
+def test_ranks_that_count_the_items_of_all_go_on_on_any_number(after: int, merged: bool) -> None:
+    done, states = [], []
+    for number, queue in enumerate(queues_of(PIPELINES["taken"](), 2)):
+        for work in taken(queue, 5 + number):
+            queue.done(work.key)
+            done.append(work.item["id"])
+        states.append(queue.state_dict())
+    again = queues_of(PIPELINES["taken"](), after)
+    with pytest.raises(tp.StateError, match="got one whose ranks stand at different places"):
+        again[0].load_state_dict(tp.merge_states(states), allow_changes=["filter"])
+    for number, queue in enumerate(again):
+        queue.load_state_dict(tp.merge_states(states) if merged else states[number])
+        done += rest(queue)
+    assert sorted(done) == sorted(row["id"] for row in PIPELINES["taken"]())
+
+
 def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:
     pipe = dealt(rows())
     two = [queue.state_dict() for queue in queues_of(pipe, 2)]

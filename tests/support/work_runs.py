@@ -27,6 +27,10 @@ def dealt(pipe: tp.Pipeline) -> tp.Pipeline:
     return pipe.sharding_filter(SHARDS, tail="uneven")
 
 
+def only_row(batch: list[Any]) -> Any:
+    return batch[0]
+
+
 #: Counted pipelines and others, of rows and of batches.
 PIPELINES: dict[str, Callable[[], tp.Pipeline]] = {
     "in order": lambda: dealt(rows()),
@@ -38,6 +42,9 @@ PIPELINES: dict[str, Callable[[], tp.Pipeline]] = {
     "batches": lambda: dealt(rows()).shuffle(20, seed=4).batch(3),
     "packed": lambda: (dealt(tp.from_dataset(ROWS_OF_TEXT)).shuffle(20, seed=5).tokenize("bytes")
         .pack(48)),
+    "taken": lambda: (
+        dealt(rows()).filter(pc.field("n") < 7).batch(1).skip(5).take(40).map(only_row)
+    ),
     "two rounds": lambda: dealt(rows(slice(0, 30))).shuffle(9, seed=6).repeat(2),
 }  # fmt: skip
 #: Those whose items are rows that are the same in all epochs.

@@ -362,19 +362,28 @@ class WorkItems:
         firsts = [
             min([*work.open, WorkKey(work.read[0], work.read[1] + 1)]) for work in classes.values()
         ]
-        first, places = min(firsts), {work.at for work in classes.values()}
-        if changes and (min(places) < max(firsts) or any(work.open for work in classes.values())):
-            raise StateError(
-                "load_state_dict(allow_changes) takes a state in which nothing is in flight, got one with "
-                f"{sum(len(work.open) for work in classes.values())} items; finish them before you save"
-            )
-        shards = loaded.num_shards
-        cursors = {n % shards: c for n, work in classes.items() if (c := work.cursor) is not None}
-        position = Position(first.epoch, first.place, shards)
+        at = first = min(firsts)
+        shards, places = loaded.num_shards, {work.at for work in classes.values()}
+        cursors: dict[int, Any] = {}
         if not plan.counted:
+            reads_all = plan.counts.topology(rank, world).reads_all
+            read = loaded.classes if reads_all else classes
+            cursors = {n % shards: c for n, work in read.items() if (c := work.cursor) is not None}
             # Ranks stand at different places: cursors fit together only where they stood at the same place.
-            at = min(places) if len(places) == 1 else WorkKey(first.epoch, 0)
-            position = Position(at.epoch, at.place, shards, cursors if at.place else {})
+            together = len({work.at for work in read.values()}) == 1
+            if together and not (reads_all and len(cursors) < shards):
+                at = min(places)
+            else:
+                at = WorkKey(first.epoch, 0)
+        is_open = sum(len(work.open) for work in classes.values())
+        if changes and (is_open or min(at, *places) < max(firsts)):
+            got = f"one with {is_open} items; finish them before you save"
+            if not is_open:
+                got = "one whose ranks stand at different places; load it as it is, and finish the epoch"
+            raise StateError(
+                f"load_state_dict(allow_changes) takes a state in which nothing is in flight, got {got}"
+            )
+        position = Position(at.epoch, at.place, shards, cursors if at.place else {})
         return render(position, loaded.identity)
 
 
