@@ -60,6 +60,23 @@ def test_rows_leave_out_batches_of_no_whole_step() -> None:
     assert given_rows == 2 * 16
 
 
+@pytest.mark.parametrize("times", [None, 5])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_go_on_after_another_batch_size(shards: int, times: int | None) -> None:
+    def loader(batch_size: int) -> tp.Loader:
+        rows = tp.from_dataset(range(100)).sharding_filter(shards).shuffle(20, seed=1)
+        return tp.Loader(rows.batch(batch_size).repeat(times), threads=0)
+
+    before, after = loader(4), loader(8)
+    given_rows = sum(map(len, islice(before, 60)))
+    after.load_state_dict(before.state_dict(), allow_changes=["batch_size"])
+    assert after.metrics()["data/rows"] == given_rows
+    for number, batch in enumerate(islice(after, 30), start=1):
+        given_rows += len(batch)
+        if number % 5 == 0:
+            assert after.metrics()["data/rows"] == given_rows
+
+
 def test_tokens_are_those_of_packed_rows_and_shares_those_that_hold() -> None:
     rows = tp.from_arrow(pa.table({"input_ids": [[1] * (n % 9 + 1) for n in range(500)]}))
     packed = tp.Loader(rows.repeat().pack(16).batch(4).pad_collate())

@@ -79,7 +79,7 @@ def _rows(plan: Plan, position: Position, world_size: int, step: int) -> int | N
     if counts.counted:
         whole = counts.end(step) if position.pass_number else 0
         before = 0 if math.isinf(whole) else position.pass_number * _counted(plan, int(whole))
-        return before + _counted(plan, position.m, position.sizes)
+        return before + _counted(plan, position.m, position)
     are_full = chain.endless or chain.batch is None or chain.drop_last
     if position.pass_number or not are_full or plan.layouts.sizes is not None:
         return None  # short batches, and those of epochs before, are not known
@@ -103,24 +103,38 @@ def _given(plan: Plan, position: Position, world_size: int) -> int | None:
     return position.m - turns - skipped
 
 
-def _counted(plan: Plan, m: int, sizes: BatchSizes | None = None) -> int:
-    """Rows of the first batches of a pass, where these are counted."""
+def _counted(plan: Plan, m: int, position: Position | None = None) -> int:
+    """Rows of the first batches of a pass, where these are counted; the position tells of other batch sizes."""
     chain, counts = plan.chain, plan.counts
     epoch_rows = plan.inputs.epoch_rows or 0
-    pieces = ((0, chain.batch_size),) if sizes is None else sizes.sizes
+    sizes = None if position is None else position.sizes
+    usual = ((0, chain.batch_size),)
+    pieces = usual if sizes is None else sizes.sizes
 
-    def rows(batches: int, most: float) -> int:
+    def rows(batches: int, most: float, pieces: Sequence[tuple[int, int]]) -> int:
         ends = [*(first for first, _ in pieces[1:]), batches]
         parts = zip(pieces, ends, strict=True)
         held = sum(max(0, min(end, batches) - first) * size for (first, size), end in parts)
         return int(min(held, most))
 
     if chain.rolling:
-        return rows(m, math.inf if chain.times is None else epoch_rows * chain.times)
-    skipped = rows(chain.skip_batches, epoch_rows)
-    epochs = divmod(m, counts.batches_in_epoch) if counts.by_epoch and sizes is None else (0, m)
-    of_epoch = rows(chain.skip_batches + counts.batches_in_epoch, epoch_rows) - skipped
-    return epochs[0] * of_epoch + rows(chain.skip_batches + epochs[1], epoch_rows) - skipped
+        most = math.inf if chain.times is None else epoch_rows * chain.times
+        return rows(m, most, pieces)
+
+    def given(batches: int, pieces: Sequence[tuple[int, int]]) -> int:
+        skipped = rows(chain.skip_batches, epoch_rows, pieces)
+        return rows(chain.skip_batches + batches, epoch_rows, pieces) - skipped
+
+    if not counts.by_epoch:
+        return given(m, pieces)
+    before, whole = 0, given(counts.batches_in_epoch, usual)
+    if position is not None and sizes is not None:
+        first = chain.first_epoch(position.pass_number)
+        end = counts.epoch_start(sizes.epoch + 1, first)
+        before = (sizes.epoch - first) * whole + given(min(m, end) - sizes.start, pieces)
+        m = max(0, m - end)
+    epochs, m = divmod(m, counts.batches_in_epoch or 1)
+    return before + epochs * whole + given(m, usual)
 
 
 def _shares(plan: Plan, position: Position) -> dict[str, float]:
