@@ -58,13 +58,17 @@ def test_a_rank_that_has_ended_waits_for_the_others_after_a_resume(
     assert sorted(len(list(loader)) for loader in again) == sorted(map(len, epoch)) == [1, 1, 2]
 
 
-def test_that_states_do_not_merge_once_a_shard_has_ended_is_said() -> None:
-    """No rank has ended; three ranks share four shards, and pass the turns of the one that has."""
+@pytest.mark.parametrize(("ranks", "steps"), [(3, 18), (2, 27)])
+def test_that_states_do_not_merge_once_a_shard_has_ended_is_said(ranks: int, steps: int) -> None:
+    """No rank has ended; three ranks share four shards, and pass the turns of the one that has. Of two, one
+    passes them sooner than the other.
+    """
     pipe = tp.from_dataset(range(400)).sharding_filter(4, tail="uneven").shuffle(20)
-    loaders = on_ranks(pipe.filter(in_first_shards).batch(4), 3)
+    keeps = in_first_shards if ranks == 3 else in_other_shards
+    loaders = on_ranks(pipe.filter(keeps).batch(4), ranks)
     for loader in loaders:
         batches = iter(loader)
-        for _ in range(18):
+        for _ in range(steps):
             next(batches)
     own = [loader.state_dict() for loader in loaders]
     with pytest.raises(
@@ -75,6 +79,10 @@ def test_that_states_do_not_merge_once_a_shard_has_ended_is_said() -> None:
 
 def in_first_shards(row: int) -> bool:
     return row < 210 or row % 20 == 0
+
+
+def in_other_shards(row: int) -> bool:
+    return row > 80
 
 
 def is_row(row: int) -> bool:

@@ -26,7 +26,7 @@ from trainpipes.order.layout import Topology, slots_before
 from trainpipes.sources.mix import Mix, checked_weights
 from trainpipes.sources.mixture import Mixture
 from trainpipes.stages.pack import Pack
-from trainpipes.state.format import BatchSizes, NewWeights, Position, Reweighed
+from trainpipes.state.format import NewWeights, Position, Reweighed
 from trainpipes.state.merge import TIMEOUT, gather
 
 
@@ -104,7 +104,7 @@ def _given(plan: Plan, position: Position, world_size: int) -> int | None:
 
 
 def _counted(plan: Plan, m: int, position: Position | None = None) -> int:
-    """Rows of the first batches of a pass, where these are counted; the position tells of other batch sizes."""
+    """Rows of the first batches of a pass, where these are counted; a position tells of other batch sizes."""
     chain, counts = plan.chain, plan.counts
     epoch_rows = plan.inputs.epoch_rows or 0
     sizes = None if position is None else position.sizes

@@ -76,16 +76,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if cursor != other.cursors[shard]:
                 # Ranks that share a shard are at the same place in it, until they pass the turns of one
                 # that has ended.
-                ended = any(its.get("ended") for part in positions for its in part.cursors.values())
-                way = "merge states that one run saved after the same step"
-                if ended:
-                    way += (
-                        '; with tail="uneven" and ranks that do not divide num_shards '
-                        f"({first.num_shards}), states do not merge once a shard has ended: load that of "
-                        "each rank on the same number of ranks"
-                    )
                 raise StateError(
-                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; {way}"
+                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; {_way(positions)}"
                 )
     _complete(positions, owner)
     cursors = {shard: positions[number].cursors[shard] for shard, number in sorted(owner.items())}
@@ -93,9 +85,26 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         try:
             check_delivered(shard, cursor, m, first.num_shards)
         except StateError as error:
-            raise StateError(f"state {owner[shard]}: {error}") from None
+            said = f"state {owner[shard]}: {error}"
+            if _has_ended(positions):  # in its turns, other shards of its rank give batches
+                said = f"{shard_key(shard)}: state {owner[shard]} is of an earlier batch; {_way(positions)}"
+            raise StateError(said) from None
     whole = replace(first, m=m, cursors=cursors, extra=_files(positions))
     return render(whole, parts[0].pipeline)
+
+
+def _has_ended(positions: list[Position]) -> bool:
+    return any("ended" in cursor for part in positions for cursor in part.cursors.values())
+
+
+def _way(positions: list[Position]) -> str:
+    way = "merge states that one run saved after the same step"
+    if _has_ended(positions):
+        way += (
+            '; with tail="uneven", where batches are not counted, states do not merge once a shard has '
+            "ended: load that of each rank on the same number of ranks"
+        )
+    return way
 
 
 def _files(positions: list[Position]) -> dict[str, Any]:
