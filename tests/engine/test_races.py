@@ -18,6 +18,7 @@ import trainpipes as tp
 from hundred_rows import given_by, pipeline
 from trainpipes.columns import tensor_rows
 from trainpipes.columns.tensor_rows import LazyBatches
+from trainpipes.engine.iterating.epoch_iterator import IteratorLock
 from trainpipes.engine.planning import inputs
 from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.engine.shards import shard_rows
@@ -151,3 +152,33 @@ def test_processes_are_forked_while_a_thread_iterates() -> None:
     finally:
         over.set()
         thread.join()
+
+
+def test_an_item_waits_for_all_states_that_are_taken() -> None:
+    lock, acquired, goes_on = IteratorLock(), threading.Event(), threading.Event()
+    wait, first = lock._wait, lock.between_items()
+
+    def acquire() -> bool:
+        held = wait()
+        acquired.set()
+        return held and goes_on.wait(10)
+
+    def take_state() -> None:
+        with lock.between_items():
+            pass
+
+    first.__enter__()
+    lock._wait = acquire
+    second = threading.Thread(target=take_state)
+    second.start()
+    assert not acquired.wait(0.1)
+    first.__exit__(None, None, None)
+    assert acquired.wait(10)
+    assert not lock.acquire()
+    lock._wait = wait
+    threading.Timer(0.1, goes_on.set).start()
+    assert lock.wait()
+    lock.release()
+    second.join()
+    with lock.between_items():
+        pass

@@ -284,7 +284,10 @@ def test_lengths() -> None:
     assert found == {len(pipe) // 8}
     with pytest.raises(TypeError, match="these steps have no len"):
         len(tp.steps(tp.Loader(PIPELINES["filtered"]()), batches=8))
-    assert tp.steps(tp.Loader(PIPELINES["filtered"]()), batches=8).estimate_len() == 5
+    filtered = tp.Loader(PIPELINES["filtered"]())
+    steps = tp.steps(filtered, batches=8)
+    assert steps.estimate_len() == 5
+    assert all([filtered, steps, filtered.pipeline])  # a length that is not known makes none false
 
 
 class Synced:

@@ -213,6 +213,9 @@ class Loader:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {**self.pipeline._repr_mimebundle_(), "text/plain": repr(self)}
 
+    def __bool__(self) -> bool:
+        return True  # its length may not be known
+
     def __len__(self) -> int:
         from trainpipes.look.lengths import length_of
 

@@ -133,6 +133,9 @@ class Steps:
     def __iter__(self) -> Iterator[Step]:
         return _StepIterator(self.loader, self.batches, *self._ranks())
 
+    def __bool__(self) -> bool:
+        return True  # their number may not be known
+
     def __len__(self) -> int:
         from trainpipes.look.lengths import batches_left, no_length
 

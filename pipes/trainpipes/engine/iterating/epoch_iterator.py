@@ -90,11 +90,12 @@ class IteratorLock:
         #: ``acquire()`` returns at once. These are no methods, which would make each row 5 % slower.
         self.acquire, self.release = partial(lock.acquire, False), lock.release
         self._wait = lock.acquire
-        self._gives_state = False
+        #: Those that take a state, or wait to.
+        self._giving: set[object] = set()
 
     def wait(self, gives_state: bool | None = None) -> bool:
         """Acquire it after a state; raises RuntimeError if an item is being made."""
-        if not (self._gives_state if gives_state is None else gives_state):
+        if not (self._giving if gives_state is None else gives_state):
             raise RuntimeError(
                 "iterator already executing: another thread, or a function of the pipeline's own, takes an "
                 "item from it; take items and states in the thread that iterates, and hand them on"
@@ -104,18 +105,17 @@ class IteratorLock:
     @contextmanager
     def between_items(self) -> Iterator[None]:
         """Held while a state is taken; raises RuntimeError if an item is being made."""
-        held, gives_state = True, self._gives_state
-        self._gives_state = True
+        held, gives_state, who = True, bool(self._giving), object()
+        self._giving.add(who)
         try:
             if not self.acquire():
                 held = False
                 held = self.wait(gives_state)
-            self._gives_state = True
             yield
         finally:
-            self._gives_state = False
             if held:
                 self.release()
+            self._giving.discard(who)
 
 
 class EpochIterator:
