@@ -210,7 +210,7 @@ def talk(number: int, bad: bool) -> dict[str, Any]:
 
 
 def pair(number: int, bad: bool) -> dict[str, Any]:
-    return {"prompt": f"{number}?", "chosen": "" if bad else "yes", "rejected": "no"}
+    return {"prompt": f"{number}?", "chosen": "" if bad else " yes", "rejected": " no"}
 
 
 def of_recipe(name: str) -> Callable[[str, Any], tp.Pipeline]:

@@ -410,7 +410,7 @@ def tokenize(
             read = sum(task.rows for task in tasks)
             manifest = make_files(
                 tasks, partial(make, open_file, schema, ids), out, workers,
-                open_state=opened, total=read, job="tokenizing",
+                open_state=opened, total=read, job="tokenizing", needs_rows=True,
             )  # fmt: skip
     tokens = sum(entry.notes["tokens"] for entry in manifest.entries)
     return Tokenized(

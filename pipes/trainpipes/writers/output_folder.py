@@ -393,6 +393,7 @@ def run(
     total: int | None = None,
     job: str = "writing",
     notes: Mapping[str, Any] | None = None,
+    needs_rows: bool = False,
 ) -> Manifest:
     """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
 
@@ -400,6 +401,7 @@ def run(
         make: writes the file of a task, and calls ``file.advance(rows)``.
         open_state: called once in each worker.
         notes: further entries of the manifest.
+        needs_rows: refuse files that hold none.
     """
     if folder.finished is not None:
         return folder.finished
@@ -414,7 +416,7 @@ def run(
                 folder.note(info)
                 if not here:
                     progress.advance(info.rows)
-    if not any(info.rows for info in folder.files.values()):
+    if not any(info.rows or not needs_rows for info in folder.files.values()):
         folder._clear()
         raise no_rows(folder.caller)
     return folder.finish(notes or {}, already)
