@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import trainpipes as tp
 from engine.test_randomness import global_generators_untouched, seed_everything
+from resuming import check_resume
 from trainpipes.samplers.torch_samplers import OwnDraws
-from trainpipes.testing import check_resume
 
 ROWS = 80
 
