@@ -158,10 +158,8 @@ def _several_shapes(first: pa.DataType, second: pa.DataType) -> NoColumn:
 
 def unite_fields(first: pa.Field, second: pa.Field, rule: Rule = "values") -> pa.Field:
     """A field with the type that holds the values of both; with nulls if either has them."""
-    of_python = rule in (
-        "values",
-        "shapes",
-    )  # whose arrays differ from lists by the name of their values
+    # Of Python's values, arrays differ from lists by the name of theirs.
+    of_python = rule in ("values", "shapes")
     same = first.type.equals(second.type, check_metadata=of_python)
     kind = first.type if same else unite(first.type, second.type, rule)
     return pa.field(first.name, kind, first.nullable or second.nullable)

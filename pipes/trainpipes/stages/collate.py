@@ -32,7 +32,6 @@ from trainpipes.stages.stacking import (
     stacked,
     stacked_columns,
     unfit,
-    with_same_keys,
 )
 
 
@@ -169,7 +168,7 @@ class Collate(CollatingStage, versioned="fn"):
             if not isinstance(rows, list | tuple):
                 raise unbatched(self, rows)
             try:
-                items.append(stacked(with_same_keys(rows)))
+                items.append(stacked(rows))
             except Exception as error:
                 bad, ids = unfit(rows), run.row_ids(len(items))
                 row = ids[bad.row or 0] if len(ids) == len(rows) else ids[0]

@@ -44,6 +44,8 @@ def stacked(rows: Any) -> Any:
     >>> stacked([{"a": 1, "b": 0.5}, {"a": 2, "b": 1.5}])
     {'a': tensor([1, 2]), 'b': tensor([0.5000, 1.5000], dtype=torch.float64)}
     """
+    if len(rows) and isinstance(rows[0], Mapping):
+        rows = with_same_keys(rows)
     kinds = set(map(type, rows))
     if len(kinds) > 1 and kinds <= {str, bytes, type(None)}:
         return list(rows)  # torch asks the first one alone whether it is a text
@@ -55,7 +57,6 @@ def stacked(rows: Any) -> Any:
         with suppress(ValueError):  # such as Decimal("NaN")
             return torch.from_numpy(to_numpy(as_numbers(pa.array(rows))).copy())
     if kind is dict:
-        rows = with_same_keys(rows)
         return {name: _stacked_values([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
     if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
@@ -263,7 +264,7 @@ def unfit(rows: Sequence[Any]) -> BadCell:
 
 def collates(first: Any, other: Any) -> bool:
     try:
-        stacked(with_same_keys([first, other]))
+        stacked([first, other])
     except Exception:
         return False
     return True
