@@ -277,6 +277,22 @@ def test_an_item_that_was_changed_is_retired_and_comes_again_as_it_was(by: str |
     assert seen == [{"id": n} for n in range(4)]
 
 
+def test_what_an_item_holds_may_be_changed_too() -> None:
+    prompts = [{"messages": [{"role": "user", "parts": ("hi", [n])}]} for n in range(3)]
+    queue, seen = queue_of(tp.from_dataset(prompts), epochs=2), []
+    work = queue.get()
+    assert work is not None
+    work.item["messages"].append({"role": "assistant"})
+    queue.again(work.key)
+    for work in queue:
+        seen.append(json.dumps(work.item))
+        work.item["messages"][0]["parts"][1].append("seen")
+        work.item["messages"].append({"role": "assistant"})
+        queue.retire(work.key)
+    assert seen == [json.dumps(prompt) for prompt in prompts]
+    assert all(len(prompt["messages"]) == 1 for prompt in prompts)
+
+
 def numbered(*numbers: int) -> tp.Pipeline:
     return tp.from_dataset([{"id": n} for n in numbers])
 

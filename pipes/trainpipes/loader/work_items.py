@@ -42,11 +42,24 @@ class Work:
     item: Any
 
     def _handed_out(self) -> Work:
-        """With an item whose columns may be set: the queue keeps the one that names the row."""
-        item = self.item
-        return (
-            Work(self.key, copy(item)) if isinstance(item, dict | list | MutableMapping) else self
-        )
+        """With an item whose dicts and lists may be changed: the queue keeps the one that names the row."""
+        return Work(self.key, _copied(self.item))
+
+
+#: What may hold other values, of rows that Python or Arrow gave.
+NESTS = {dict, list, tuple}
+
+
+def _copied(value: Any) -> Any:
+    """A value in which dicts and lists are copies, at any depth."""
+    kind = type(value)
+    if kind in NESTS:
+        parts = value.values() if kind is dict else value
+        if not NESTS.isdisjoint(map(type, parts)):
+            if kind is dict:
+                return {key: _copied(part) for key, part in value.items()}
+            return kind(map(_copied, value))
+    return copy(value) if isinstance(value, dict | list | MutableMapping) else value
 
 
 class InFlight:
