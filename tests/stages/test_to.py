@@ -20,7 +20,7 @@ import trainpipes as tp
 from fake_device import Batch as FakeBatch
 from fake_device import FakeDevice
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle, node_of
-from trainpipes.stages.device import To, map_tensors, recorded
+from trainpipes.stages.device import To, can, map_tensors, recorded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -333,6 +333,21 @@ def test_pin_leaves_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert next(iter(pipe))["x"].sum() == 1
 
 
+class Plain:
+    """Copies itself as Lightning and Accelerate ask for it."""
+
+    def __init__(self, place: Any = "cpu") -> None:
+        self.place = place
+
+    def to(self, device: torch.device) -> Plain:
+        return Plain(device)
+
+
+def test_a_method_that_takes_a_device_alone_will_do() -> None:
+    [[moved]] = tp.from_dataset([[Plain()]]).to("meta")
+    assert moved.place == torch.device("meta")
+
+
 def test_a_device_without_streams_is_waited_for() -> None:
     """On MPS a copy that is not waited for may read memory that was given back."""
 
@@ -384,6 +399,39 @@ def test_a_batch_is_copied_on_the_side_and_used_after_its_copy(
         assert end[:2] == ("side", "records")
         waits = place["main", "waits for", end[2]]
         assert copies < waits < place["main", "uses", number]
+
+
+class Held:
+    """Copies what it holds, but for lengths, as those of packed sequences stay on the CPU."""
+
+    __slots__ = ("held", "lengths", "owner")
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.lengths, self.owner = held, torch.ones(2), self
+
+    def to(self, device: torch.device, non_blocking: bool) -> Held:
+        def moved(value: Any) -> Any:
+            return value.to(device, non_blocking=non_blocking) if can(value, "to") else None
+
+        return Held(map_tensors(self.held, moved))
+
+
+def test_all_that_is_on_the_device_is_noted_as_used_and_nothing_else(fake: FakeDevice) -> None:
+    batches = [[FakeBatch(0, fake), Held(Example(Held([FakeBatch(1, fake)])))]]
+    list(tp.from_dataset(batches).to("cuda"))
+    assert [number for who, what, number in fake.notes if what == "uses"] == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # they are new
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_a_sparse_tensor_is_noted_as_used_by_its_dense_parts(layout: str) -> None:
+    square = torch.eye(2)
+    block = {"blocksize": (1, 1)} if layout[0] == "b" else {}
+    sparse = square.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **block)
+    parts = list(recorded([sparse]))
+    assert len(parts) == (2 if layout == "coo" else 3)
+    assert all(part.layout == torch.strided for part in parts)
+    assert parts[-1].sum() == 2
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])

@@ -59,17 +59,29 @@ def _parts(item: Any) -> dict[Any, Any]:
     return {name: getattr(item, name) for name in names if hasattr(item, name)}
 
 
-def recorded(item: Any) -> Iterator[Any]:
-    """A batch's tensors, and its objects that pass ``record_stream`` on to theirs."""
+#: How the dense tensors in a sparse one are had.
+DENSE: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+
+
+def recorded(item: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """A batch's tensors, and objects that pass ``record_stream`` on to theirs; ``within`` others."""
+    if isinstance(item, torch.Tensor) and item.layout in DENSE:
+        yield from (getattr(item, name)() for name in DENSE[item.layout])
+        return
     if can(item, "record_stream"):
         yield item
         return
     parts = _parts(item)
-    if not parts and can(item, "to"):
-        nests = (torch.Tensor, Mapping, tuple, *SEQUENCES)
-        parts = {k: v for k, v in getattr(item, "__dict__", {}).items() if isinstance(v, nests)}
+    if not parts and can(item, "to") and all(item is not holder for holder in within):
+        within = (*within, item)
+        names = [*getattr(item, "__dict__", ()), *getattr(item, "__slots__", ())]
+        parts = {name: getattr(item, name, None) for name in names}
     for value in parts.values():
-        yield from recorded(value)
+        yield from recorded(value, within)
 
 
 def accelerator() -> str:
@@ -132,7 +144,8 @@ class SideStream:
                 self._given.append([copied, None])
             current.wait_event(copied)
             for tensor in recorded(batch):
-                tensor.record_stream(current)
+                if not isinstance(tensor, torch.Tensor) or tensor.device.type == self.device.type:
+                    tensor.record_stream(current)  # one that stays on the CPU has no streams
             return batch
 
         return give
@@ -247,6 +260,13 @@ class To(DeviceStage):
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
     def moved(value: Any) -> Any:
-        return value.to(device, non_blocking=non_blocking) if can(value, "to") else None
+        if not can(value, "to"):
+            return None
+        try:
+            return value.to(device, non_blocking=non_blocking)
+        except TypeError:
+            if isinstance(value, torch.Tensor):
+                raise
+            return value.to(device)  # a method of the user's may take no more
 
     return map_tensors(item, moved)
