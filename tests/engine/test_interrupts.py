@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,9 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import interrupts
 import trainpipes as tp
+from interrupts import ends_in_time, places_of
 from resuming import EVERYWHERE
 from trainpipes._internal.pool import Pool
+from trainpipes.engine.calling import RowCall
+from trainpipes.engine.processes.channel import unpickled
+from trainpipes.engine.processes.worker_pool import Task, WorkerPool
+from trainpipes.interfaces.watched_calls import DrawWatch
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.own_process
@@ -29,6 +36,7 @@ PIPES: dict[str, Callable[[], tp.Pipeline]] = {
     "counted": lambda: rows().batch(4).collate(),
     "not counted": lambda: rows().filter(lambda row: row["x"] >= 0).batch(4),
     "begun ahead": lambda: rows().map(as_text).tokenize("bytes").batch(4).pad_collate(),
+    "copied ahead": lambda: rows().filter(lambda row: row["x"] >= 0).batch(4).collate().to("cpu"),
 }
 
 
@@ -198,3 +206,45 @@ def test_a_function_is_interrupted_at_any_row(name: str, raised: type[BaseExcept
         resumed = tp.Loader(AHEAD[name](call), threads=0)
         resumed.load_state_dict(state)
         assert (last, digests(resumed)) == (last, expected[done:])
+
+
+class Echo:
+    """A worker that gives back what it is asked."""
+
+    is_ready = True
+
+    def begin(self) -> None: ...
+
+    def has_died(self) -> bool:
+        return False
+
+    def ask(self, task: Task) -> tuple[list[Any], BaseException | None, Any]:
+        items, _, _ = unpickled(task.message)
+        return list(items), None, ""
+
+    def end(self) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+def test_workers_answer_after_an_interrupt_at_any_place() -> None:
+    call = RowCall(as_item, None, "map", DrawWatch(as_item, "map", ""))
+    rooms = ("engine/processes", "_internal/locks")
+
+    def begun() -> WorkerPool:
+        return WorkerPool(call, 1, lambda _: Echo())
+
+    def asked(pool: WorkerPool, item: int) -> Any:
+        return pool.submit([item], None)()
+
+    found = places_of(lambda: asked(begun(), 1), rooms)
+    came = 0
+    for place in found:
+        pool = begun()
+        came += interrupts.is_interrupted(partial(asked, pool, 1), place, rooms)
+        with ends_in_time(20):
+            assert (place, asked(pool, 2)) == (place, ([2], None))
+        pool.close()
+    assert came > 0.8 * len(found) > 20

@@ -356,9 +356,12 @@ class Consumer:
             if m > self.position.m:
                 self._items.pass_to(m)
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
-        self._moved.clear()
         over = self.plan.counts.known and (self._over or m >= self.end)
         return ConsumerPosition(m, self._next, over, moved)
+
+    def forget_moves(self, position: ConsumerPosition) -> None:
+        """Its cursors are noted: not before, since Ctrl-C may come."""
+        self._moved.difference_update(position.moved)
 
     def gave(self, position: ConsumerPosition) -> None:
         """Note where it stands, where items are made before they are given."""
@@ -373,6 +376,7 @@ class Consumer:
             return self.noted
         position = self.made_up_to()
         self._cursors.update(position.moved)
+        self.forget_moves(position)
         return position
 
     def hold(self) -> None:

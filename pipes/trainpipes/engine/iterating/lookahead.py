@@ -68,6 +68,8 @@ class Lookahead(Iterator[Any]):
         #: Items begun ahead of the item given last.
         self._depth = max((stage.ahead for stage in self._stages), default=0)
         self._taken: deque[_Taken] = deque()
+        #: An item that was made and is yet to be among them.
+        self._made: list[Any] = []
         self._agrees = consumer.ends_together
         #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
         #: all ranks. One is always left, so that one rank alone may call ``is_last``.
@@ -119,7 +121,9 @@ class Lookahead(Iterator[Any]):
         """Where the consumer stands after the item given last; from now on it notes that."""
         consumer = self._consumer
         if consumer.noted is None:
-            consumer.gave(consumer.made_up_to())
+            state = consumer.made_up_to()
+            consumer.gave(state)
+            consumer.forget_moves(state)
         assert consumer.noted is not None
         return consumer.noted
 
@@ -129,13 +133,19 @@ class Lookahead(Iterator[Any]):
 
     def _take(self, count: int) -> None:
         self._given()
+        consumer = self._consumer
         while len(self._taken) < count and self._error is None:
-            item = error = None
-            try:
-                item = next(self._consumer)
-            except Exception as raised:
-                error = raised
-            self._taken.append(_Taken(item, error, self._consumer.made_up_to()))
+            error: Exception | None = None
+            if not self._made:
+                try:
+                    self._made.extend(islice(consumer, 1))  # in C: Ctrl-C loses none
+                    error = None if self._made else StopIteration()
+                except Exception as raised:
+                    error = raised
+            state = consumer.made_up_to()
+            self._taken += (_Taken(self._made[0] if self._made else None, error, state),)
+            self._made = []  # with no call since it was taken
+            consumer.forget_moves(state)
 
     def _agree(self) -> None:
         """Take the next item, and agree where that is due."""
@@ -153,14 +163,14 @@ class Lookahead(Iterator[Any]):
             return
         ended = isinstance(self._error, StopIteration)
         first = agree(self._taken[-1].state.upcoming if ended else _NONE_MISSING, False)
-        self._agreed = held
         if first != _NONE_MISSING:
-            self._ends = True
             origin, step = self._consumer.origin, self._consumer.step
             end = origin + (first - origin) // step * step
             past = sum(taken.error is None and taken.state.m > end for taken in self._taken)
             self._end_at(end)
+            self._ends = True  # not before: Ctrl-C may come
             self._say_what_is_left(agree, end, past, first)
+        self._agreed = held
 
     def _say_what_is_left(self, agree: Agreement, end: int, past: int, first: int) -> None:
         """All ranks count the batches that they have after the end; one says how many."""
@@ -194,12 +204,14 @@ class Lookahead(Iterator[Any]):
     def _give(self) -> Any:
         if not self._taken:
             raise StopIteration
-        coming = self._taken[0]
+        coming, consumer = self._taken[0], self._consumer
         item = None
         if coming.error is None:
             item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
+        # As ``gave`` does, but with no call: Ctrl-C would come between what is given and what is noted.
+        consumer._cursors |= coming.state.moved
+        consumer.noted = coming.state
         del self._taken[0]
-        self._consumer.gave(coming.state)
         if coming.error is not None:
             if self._agrees:
                 self._raised = coming.error

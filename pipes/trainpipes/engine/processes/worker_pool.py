@@ -12,17 +12,18 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import ref
 
 from trainpipes._internal.activity import doing
-from trainpipes._internal.locks import Living, get, start
+from trainpipes._internal.locks import InterruptibleLock, LateThread, Living, get, start_all
 from trainpipes._internal.messages import is_worth_a_line
-from trainpipes._internal.pool import waits
+from trainpipes._internal.pool import is_of_pool, waits
 from trainpipes.engine.calling import Answer
 from trainpipes.engine.processes.channel import Message, pickled, unpickled
 from trainpipes.engine.processes.process_worker import Call
@@ -97,6 +98,23 @@ class Worker(Protocol):
         ...
 
 
+class _Waiting:
+    """A lock for a thread of a pool: who has it may be starting a process, and a fork waits for threads that
+    work, not for those that wait.
+    """
+
+    def __init__(self, lock: InterruptibleLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            with waits():
+                self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class WorkerPool:
     """Workers that answer one call. A fork of ``pid`` can't use them.
 
@@ -119,7 +137,7 @@ class WorkerPool:
         self._count, self._worker = workers, worker
         self.timeout, self._idle = timeout, IDLE if idle is None else idle
         #: close() does without: the garbage collector may call it anywhere.
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
         self._feeders: list[_Feeder] = []
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._last_submit = 0.0
@@ -131,7 +149,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the missing workers, without waiting for them."""
-        with self._locked():
+        with self._locked:
             self._start_missing()
 
     def submit(self, items: Sequence[Any], words: Any) -> Callable[[], Answer]:
@@ -142,7 +160,7 @@ class WorkerPool:
             holder = f"a {type([*self.call.objects(items), None][0]).__name__} "
             raise no_pickle(self.call, "rows", holder, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
-        with self._locked():
+        with self._locked:
             self._start_missing()
             self._last_submit = time.monotonic()
             self._tasks.put(Task(ref(answer), message))
@@ -157,20 +175,10 @@ class WorkerPool:
 
         return wait
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The lock, in any thread: who has it may be starting a process, and a fork waits for threads that
-        work, not for those that wait.
-        """
-        held = self._lock.acquire(blocking=False)
-        try:
-            if not held:
-                with waits():
-                    held = self._lock.acquire()
-            yield
-        finally:
-            if held:
-                self._lock.release()
+    @property
+    def _locked(self) -> AbstractContextManager[Any]:
+        """The lock, in any thread; Ctrl-C, which comes to none of a pool, does not leave it locked."""
+        return _Waiting(self._lock) if is_of_pool() else self._lock
 
     def _start_missing(self) -> None:
         """The lock is held."""
@@ -186,15 +194,18 @@ class WorkerPool:
 
     def _start_one(self, number: int) -> None:
         feeder = _Feeder(self, number, self._worker(number))
-        self._feeders.append(feeder)  # first: a fork closes the connections of those here
-        has_begun = False
+        to_start, has_begun = deque[LateThread]([feeder]), False
         try:
+            self._feeders.append(feeder)  # first: a fork closes the connections of those here
             feeder.worker.begin()
             has_begun = True
-            start(feeder)
+            start_all(to_start)
         except BaseException as error:
-            if not has_begun or isinstance(error, RuntimeError):  # there is no thread for it
-                self._feeders.remove(feeder)
+            if has_begun and not isinstance(error, RuntimeError):
+                start_all(to_start)  # Ctrl-C may have come before that
+            else:  # there is no thread for it
+                with suppress(ValueError):  # or it came before all else
+                    self._feeders.remove(feeder)
                 feeder.worker.end()
             raise
 
@@ -305,12 +316,12 @@ class WorkerPool:
 
     def forget(self) -> None:
         """In a fork: close its copies of the connections, which would hide the parent's end."""
-        self._lock = threading.Lock()  # a thread that stayed behind may hold it
+        self._lock = InterruptibleLock()  # a thread that stayed behind may hold it
         for feeder in self._feeders:
             feeder.worker.forget()
 
 
-class _Feeder(threading.Thread):
+class _Feeder(LateThread):
     """The thread that gives one worker its rows."""
 
     def __init__(self, owner: WorkerPool, number: int, worker: Worker) -> None:
