@@ -202,6 +202,23 @@ def test_after_a_search_for_the_learning_rate_training_begins_at_the_start(
     assert trained(run)[steps:] == trained(tmp_path / "whole")
 
 
+@pytest.mark.filterwarnings("ignore:pin")  # there is no accelerator
+def test_loaders_that_pin_are_the_same_when_they_are_asked_for_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3}
+    options["data"] = {"pin_memory": True}
+    fit(tmp_path / "whole", "counted", saves=[after_steps], **options)
+    path = tmp_path / "whole/checkpoints/step-5.ckpt"
+    fit(tmp_path / "from", "counted", checkpoint=path, **options)
+    assert trained(tmp_path / "from") == trained(tmp_path / "whole")[5:]
+    finder = LearningRateFinder(
+        num_training_steps=3, early_stop_threshold=None, update_attr=False
+    )
+    trainer, run = make_trainer(tmp_path, [finder], max_epochs=3), tmp_path / "run"
+    data = PipelineDataModule(pipeline("counted"), pin_memory=True)
+    trainer.fit(Model(Start(run, run).begin()), datamodule=data)
+    assert trained(run)[3:] == trained(tmp_path / "whole")
+
+
 def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> None:
     fit(tmp_path / "few", "counted", overfit_batches=3, max_epochs=4)
     fit(tmp_path / "whole", "counted", max_epochs=1)

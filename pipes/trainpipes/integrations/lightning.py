@@ -330,6 +330,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         #: A rank may have nothing to predict for.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._loaders: dict[str, list[Any]] = {}
+        self._made_of: dict[str, list[Any]] = {}
         self._to_load: Any = None
         is_plain = type(self).setup is LightningDataModule.setup
         for stage in ("train", "val", "test", "predict"):
@@ -438,10 +439,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 rule = "a trainpipes Pipeline, or several in a list or dict"
                 raise wrong(option, rule, pipeline, f"write PipelineDataModule({stage}={write})")
             pipeline._need_batches(option)
-        loaders = self._loaders.get(stage, [])
-        if [id(loader.loader.pipeline) for loader in loaders] != list(map(id, pipelines)):
+        loaders, made_of = self._loaders.get(stage, []), self._made_of.get(stage, [])
+        if [*map(id, made_of)] != [*map(id, pipelines)]:  # a Loader's own may be another, pinned one
             kind = TrainingLoader if stage == "train" else EvaluationLoader
             self._loaders[stage] = loaders = [kind(Loader(p, **self.options)) for p in pipelines]
+            self._made_of[stage] = [*pipelines]
         combined.flattened = list(loaders)
         for loader in loaders if self.trainer is not None else ():
             self._check_ranks(stage, loader.loader)
