@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -112,6 +113,30 @@ def test_a_mix_that_take_ends_is_evaluated_on_from_its_start(tmp_path: Path) -> 
     made = trainer(tmp_path, pipeline("counted"))
     first, again = (made.predict(pipe).label_ids.tolist() for _ in range(2))
     assert len(first) == 6
+    assert first == again
+
+
+def test_workers_of_an_evaluation_stay_where_they_are_to(tmp_path: Path) -> None:
+    def who(row: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": [row["n"]], "pid": os.getpid()}
+
+    rows = tp.from_dataset([{"n": n} for n in range(8)]).sharding_filter(2)
+    pipe = rows.map(who, version="1").batch(2).pad_collate()
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    made = trainer(tmp_path, pipe, remove_unused_columns=False, **options)
+    found = [list(made.get_eval_dataloader(pipe)) for _ in range(2)]
+    assert len({pid for batches in found for batch in batches for pid in batch["pid"].tolist()}) == 1
+    first, again = ([batch["input_ids"].tolist() for batch in batches] for batches in found)
+    assert len(first) == 4
+    assert first == again
+
+
+def test_a_loader_of_an_evaluation_begins_at_the_start_each_time(tmp_path: Path) -> None:
+    numbers = tp.from_dataset([{"input_ids": [n]} for n in range(8)])
+    pipe = tp.mix({"a": numbers}, weights={"a": 1}, stop="repeat").batch(2).take(3).pad_collate()
+    batches = trainer(tmp_path, pipeline("counted")).get_eval_dataloader(pipe)
+    first, again = ([batch["input_ids"].tolist() for batch in batches] for _ in range(2))
+    assert len(first) == 3
     assert first == again
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import need, require, wrong
@@ -87,6 +88,8 @@ class PipelineTrainerMixin(Base):
     ) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**bound.arguments, **bound.kwargs}, self._sizes_steps)
+        #: Loaders of what was evaluated on, whose workers stay.
+        self._evaluated = WeakKeyDictionary[Any, Loader]()
         super().__init__(*arguments, **options)
         self._notes = loaders.NotePosition()
         self.callback_handler.callbacks.insert(0, self._notes)  # others read the epoch
@@ -251,7 +254,12 @@ class PipelineTrainerMixin(Base):
         if not _makes_batches(dataset):
             return super().get_eval_dataloader(eval_dataset)
         self._check_ranks(dataset)
-        loader = self._loader(loaders.every_row(dataset))
+        persistent = self.args.dataloader_persistent_workers
+        loader = self._evaluated.get(dataset)
+        if loader is None:
+            loader = self._loader(loaders.every_row(dataset), persistent)
+        if persistent:
+            self._evaluated[dataset] = loader
         return loaders.EvaluationLoader(loader, self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:

@@ -251,7 +251,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         return math.ceil(iteration.plan.counts.batches_in_pass / iteration.ranks()[1])
 
     def __iter__(self) -> Iterator[Any]:
-        self.loader.set_epoch(0)
+        self.loader.load_state_dict(self.loader.pipeline.state_at(0))
         batches = iter(self.loader)
         steps = rows = 0
         self.begin()
