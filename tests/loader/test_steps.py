@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -322,6 +322,17 @@ def test_ranks_exchange_gradients_for_the_last_batch_of_a_step(kind: Any) -> Non
                 found.append((batch[0], model.off, step.is_last()))
             assert not model.off
     assert found == [(n, n % 3 < 2, n % 3 == 2) for n in range(6)]
+
+
+def test_ranks_of_fsdp_take_as_many_batches() -> None:
+    for batches, ranks in ((4, 2), (5, 2)):
+        loader = tp.Loader(numbers().batch(1).distributed(rank=0, world_size=ranks))
+        step = next(iter(tp.steps(loader, batches=batches, uneven=True)))
+        for _ in step:
+            step.no_sync(Synced())
+            refused = pytest.raises(tp.ConfigError, match=r"steps\(uneven\) must be False with FSDP")
+            with refused if batches % ranks else nullcontext():
+                step.no_sync(Sharded())
 
 
 def test_a_loop_within_the_loop_over_a_step_moves_nothing() -> None:

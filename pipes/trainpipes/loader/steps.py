@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
@@ -23,9 +24,10 @@ class Step(list[Any]):
             over the ranks, is that of the mean loss of the step's batches: ranks / batches.
     """
 
-    def __init__(self, batches: list[Any], weight: float) -> None:
+    def __init__(self, batches: list[Any], weight: float, uneven: bool = False) -> None:
         super().__init__(batches)
         self.weight = weight
+        self._is_uneven = uneven  # other ranks have another number of batches
         #: The number of the batch that a loop over this step has at hand; None outside of a loop.
         self._at: int | None = None
 
@@ -58,15 +60,25 @@ class Step(list[Any]):
             model: a model in DDP or FSDP, of either kind; any other is left alone.
 
         Raises:
-            ConfigError: no loop over this step is at work.
+            ConfigError: no loop over this step is at work; or ranks in FSDP get different numbers of batches.
         """
         is_last = self.is_last()
+        if self._is_uneven and _is_sharded(model):
+            rule = "False with FSDP, whose ranks must take as many forward passes"
+            raise wrong("steps(uneven)", rule, True, "write batches that the ranks divide")
         if hasattr(model, "set_requires_gradient_sync"):  # fully_shard
             return _exchanging(model, is_last)
         if is_last or not hasattr(model, "no_sync"):
             return nullcontext()
         context: AbstractContextManager[None] = model.no_sync()
         return context
+
+
+def _is_sharded(model: Any) -> bool:
+    """Whether it is in FSDP, of either kind."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    is_wrapped = fsdp is not None and isinstance(model, fsdp.FullyShardedDataParallel)
+    return is_wrapped or hasattr(model, "set_requires_gradient_sync")
 
 
 @contextmanager
@@ -106,7 +118,8 @@ class _StepIterator(Iterator[Step]):
             raise StopIteration
         with suppress(Exception):  # of rows of other ranks, which the next step raises
             items._hold()
-        step = Step(self._taken, self._world / self._batches)
+        is_uneven = self._batches % self._world > 0
+        step = Step(self._taken, self._world / self._batches, is_uneven)
         self._first, self._taken = end, []
         return step
 
@@ -250,7 +263,7 @@ def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:
         loader: a ``Loader``, on all ranks.
         batches: batches of a step over all ranks; a multiple of the number of ranks.
         uneven: whether ranks that do not divide ``batches`` are given different numbers of them. Only where
-            batches are counted, or have no end.
+            batches are counted, or have no end; and not in FSDP, whose forward passes are collectives.
 
     Returns:
         Iterable of ``Step``: each a list of batches with ``weight`` and ``no_sync``. ``len()`` is the number
