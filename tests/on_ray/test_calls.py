@@ -175,10 +175,10 @@ def test_functions_stay_in_a_process_beside_others(cluster, tmp_path):
     assert len(list(tmp_path.glob("*.came"))) <= 3 * 4
 
 
-def alive(_: int) -> int:
+def alive(name: str) -> int:
     time.sleep(0.1)
     gc.collect()
-    return sum(one.name == "passes" for one in Model.alive)
+    return sum(one.name == name for one in Model.alive)
 
 
 def test_passes_that_are_over_leave_nothing_in_a_process(cluster, tmp_path):
@@ -187,7 +187,16 @@ def test_passes_that_are_over_leave_nothing_in_a_process(cluster, tmp_path):
     for _ in range(6):
         assert len(list(loader)) == 8
     task = ray.remote(alive)
-    assert 1 <= max(ray.get([task.remote(n) for n in range(16)])) <= 2
+    assert 1 <= max(ray.get([task.remote("passes") for n in range(16)])) <= 2
+
+
+def test_functions_of_writers_that_are_through_do_not_stay_in_a_process(cluster, tmp_path):
+    rows = tp.from_dataset([{"x": n} for n in range(64)])
+    for number in range(4):
+        pipe = rows.map(Model(tmp_path, "written"), version="1")
+        pipe.write_parquet(tmp_path / f"out-{number}", num_files=4, executor=tp.Ray())
+    task = ray.remote(alive)
+    assert max(ray.get([task.remote("written") for n in range(16)])) <= 2
 
 
 def died_once(folder: Path, name: str) -> bool:

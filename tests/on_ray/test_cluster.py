@@ -302,8 +302,9 @@ def where(task, state):
 
 with Ray("local") as executor:
     [(task, where)] = executor.map_unordered(where, [1], int)
-    loader = tp.Loader(tp.from_dataset(range(8)).map(abs).batch(4), executor=Ray("local"))
-    assert [len(list(loader)) for _ in range(2)] == [2, 2]
+    for own in (executor, Ray("local")):
+        loader = tp.Loader(tp.from_dataset(range(8)).map(abs).batch(4), executor=own)
+        assert [len(list(loader)) for _ in range(2)] == [2, 2]
 import ray
 assert not ray.is_initialized()
 assert signal.getsignal(signal.SIGTERM) is before

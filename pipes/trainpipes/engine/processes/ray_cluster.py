@@ -100,9 +100,10 @@ class Ray:
         return f"Ray({', '.join(given)})"
 
     def _join(self) -> None:
-        """Connect to the cluster, until this process ends."""
+        """Connect to the cluster, until this process ends, or a context of the user's does."""
+        own = self._own
         self.__enter__()
-        self._own = False
+        self._own = own
         # Ray's own end comes last, so that no worker asks it for more.
         atexit.unregister(end_all)
         atexit.register(end_all)
@@ -261,6 +262,7 @@ class Ray:
                         raise done.error
                     yield task, done
         finally:
+            job.end()
             ray_tasks.end_tasks([*running], job)
 
 

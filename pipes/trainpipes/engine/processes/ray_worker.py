@@ -60,6 +60,11 @@ class Job:
     def flag(self) -> str:
         return f"trainpipes-stop-{self.token}"
 
+    def end(self) -> None:
+        """Note that it is over, for jobs to come."""
+        if self.token not in ended:
+            ended.append(self.token)
+
 
 @dataclass(frozen=True)
 class Failed:
