@@ -388,6 +388,8 @@ def test_a_start_method_that_is_none_is_refused() -> None:
         tp.ConfigError, match=r"multiprocessing_context\) must be one of .*'thread'"
     ):
         tp.Loader(CHAINS["map"](), num_workers=2, multiprocessing_context="thread")
+    with pytest.raises(tp.ConfigError, match=r"Processes\(start_method\) must be one of .*got 3"):
+        tp.Processes(2, start_method=3)
 
 
 def test_another_batch_size_holds_from_a_batch_on_and_in_later_passes() -> None:

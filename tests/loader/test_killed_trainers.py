@@ -74,6 +74,40 @@ def test_an_interrupt_ends_a_trainer_and_its_workers_in_seconds(start: str, mome
             os.kill(one, SIGKILL)
 
 
+PRINTS = """
+import sys, time
+import trainpipes as tp
+
+def slow(row):
+    print("a line that waits in a buffer")
+    print("begun", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+rows = tp.from_dataset(range(2)).map(slow, version="1")
+list(tp.Loader(rows, num_workers=1, multiprocessing_context="fork"))
+"""
+
+
+def test_a_worker_whose_output_nobody_reads_ends_with_its_trainer() -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = subprocess.Popen([sys.executable, "-c", PRINTS], env=ENV, start_new_session=True, **pipes)
+    try:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stderr.readline() == b"begun\n"
+        run.stdout.close()
+        run.kill()
+        run.wait()
+        end = time.monotonic() + 20
+        while of_session(run.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not of_session(run.pid)
+    finally:
+        for one in of_session(run.pid):
+            os.kill(one, SIGKILL)
+        run.stderr.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_nothing_is_left_of_sixty_trainers_that_are_killed_at_all_moments(part: int) -> None:

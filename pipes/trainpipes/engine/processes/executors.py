@@ -182,9 +182,9 @@ class Processes(_OnThisMachine):
         if self.n is not None:
             n = whole_number(self.n, 1, "Processes(n)", "how many work at once")
             object.__setattr__(self, "n", n)
-        there = multiprocessing.get_all_start_methods()
-        good = not isinstance(self.start_method, str) or self.start_method in there
-        require(good, "Processes(start_method)", f"one of {there} here", self.start_method)
+        there, method = multiprocessing.get_all_start_methods(), self.start_method
+        good = method in (None, *there) or hasattr(method, "get_start_method")
+        require(good, "Processes(start_method)", f"one of {there} here", method)
 
     @property
     def workers(self) -> int:

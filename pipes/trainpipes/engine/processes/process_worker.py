@@ -134,7 +134,8 @@ def _listen(channel: Channel, messages: SimpleQueue[Message | None]) -> None:
 def _end(code: int = 0) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+        with suppress(Exception):  # closed, or nobody reads it
+            stream.flush()
     os._exit(code)
 
 
