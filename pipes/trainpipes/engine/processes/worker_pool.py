@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import pickle
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
