@@ -210,9 +210,7 @@ def test_loaders_that_pin_are_the_same_when_they_are_asked_for_again(tmp_path: P
     path = tmp_path / "whole/checkpoints/step-5.ckpt"
     fit(tmp_path / "from", "counted", checkpoint=path, **options)
     assert trained(tmp_path / "from") == trained(tmp_path / "whole")[5:]
-    finder = LearningRateFinder(
-        num_training_steps=3, early_stop_threshold=None, update_attr=False
-    )
+    finder = LearningRateFinder(num_training_steps=3, early_stop_threshold=None, update_attr=False)
     trainer, run = make_trainer(tmp_path, [finder], max_epochs=3), tmp_path / "run"
     data = PipelineDataModule(pipeline("counted"), pin_memory=True)
     trainer.fit(Model(Start(run, run).begin()), datamodule=data)

@@ -125,7 +125,9 @@ def test_workers_of_an_evaluation_stay_where_they_are_to(tmp_path: Path) -> None
     options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     made = trainer(tmp_path, pipe, remove_unused_columns=False, **options)
     found = [list(made.get_eval_dataloader(pipe)) for _ in range(2)]
-    assert len({pid for batches in found for batch in batches for pid in batch["pid"].tolist()}) == 1
+    assert (
+        len({pid for batches in found for batch in batches for pid in batch["pid"].tolist()}) == 1
+    )
     first, again = ([batch["input_ids"].tolist() for batch in batches] for batches in found)
     assert len(first) == 4
     assert first == again

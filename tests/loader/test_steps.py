@@ -330,7 +330,9 @@ def test_ranks_of_fsdp_take_as_many_batches() -> None:
         step = next(iter(tp.steps(loader, batches=batches, uneven=True)))
         for _ in step:
             step.no_sync(Synced())
-            refused = pytest.raises(tp.ConfigError, match=r"steps\(uneven\) must be False with FSDP")
+            refused = pytest.raises(
+                tp.ConfigError, match=r"steps\(uneven\) must be False with FSDP"
+            )
             with refused if batches % ranks else nullcontext():
                 step.no_sync(Sharded())
 
