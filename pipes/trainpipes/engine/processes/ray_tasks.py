@@ -157,25 +157,18 @@ class _Flight:
     """How many bytes of rows are on their way to a cluster, at most."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._bytes, self._changed = most, 0, threading.Condition()
+        self._most, self._bytes, self._lock = most, 0, threading.Lock()
 
-    def begin(self, count: int, seconds: float) -> bool:
-        """Whether so many bytes may go, after so long a wait at most; a run that is larger than all may go
-        alone.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_room(count), seconds)
-            good = self._has_room(count)
+    def begin(self, count: int) -> bool:
+        """Whether so many bytes may go; a run that is larger than all may go alone."""
+        with self._lock:
+            good = not self._bytes or self._bytes + count <= self._most
             self._bytes += count if good else 0
             return good
 
-    def _has_room(self, count: int) -> bool:
-        return not self._bytes or self._bytes + count <= self._most
-
     def end(self, count: int) -> None:
-        with self._changed:
+        with self._lock:
             self._bytes -= count
-            self._changed.notify_all()
 
 
 @dataclass
@@ -219,9 +212,10 @@ class RayWorker:
             message = pickled(unpickled(message), by_value())
         parts = [np.frombuffer(part, np.uint8) for part in message]
         size = sum(part.nbytes for part in parts)
-        while not self.flight.begin(size, LOOK):
+        while not self.flight.begin(size):
             if self._closed:
                 raise self._gone()
+            time.sleep(0.002)
         try:
             is_again = any(place.row == NO_ROW for place in task.deaths)
             rows = RowsToCall(self.number, parts, is_again, self.timeout)
