@@ -161,7 +161,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects", pad
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         as_lists = kept_columns(below)
         named = (name for name, own in (self.columns or {}).items() if PADDING & {*own})
-        of_sound = (s.options["output_column"] for s in below if s.options.get("time_first"))
+        timed = (s.options for s in below if s.options.get("time_first"))
+        of_sound = (own.get("output_column", own.get("column")) for own in timed)
         return super()._resolve(below)._resolved(
             _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=as_lists,
             _of_any_length={*named, *of_sound},
