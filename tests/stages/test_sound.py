@@ -551,6 +551,11 @@ def test_log_mel_of_columns_of_arrow_and_of_batches() -> None:
     alike = tp.from_dataset([{"audio": sounds[0]}] * 2).log_mel(time_first=True).batch(2)
     (batch,) = alike.pad_collate(lengths={"input_features": "n"}, mask={"input_features": "mask"})
     assert (batch["n"].tolist(), batch["mask"].shape) == ([10, 10], (2, 10))
+    masked = alike.mask_spans(time_first=True).pad_collate(max_length=16)
+    assert next(iter(masked))["input_features"].shape == (2, 16, 80)
+    own = tp.from_dataset([{"x": np.ones((9, 4), np.float32)}] * 2).batch(2)
+    (batch,) = own.mask_spans(column="x", time_first=True).pad_collate(max_length=16)
+    assert batch["x"].shape == (2, 16, 4)
     for bad, said in (
         (np.zeros(150, np.float32), "201 samples or more, got 150"),
         (b"x", "decode_audio"),
@@ -682,6 +687,37 @@ def test_sound_in_matroska_may_begin_late_and_end_before_the_video() -> None:
         assert row["audio_seconds"] == pytest.approx(1, abs=0.1)
         crops = tp.from_dataset([{"audio": content}] * 5).decode_audio(duration=tp.random_crop(0.5))
         assert all(7000 < row["audio"].size <= 8000 for row in crops)
+
+
+def test_flac_whose_length_nobody_knew_is_whole() -> None:
+    flac = encoded(tone(3), format="FLAC")
+    streamed = flac[:21] + bytes([flac[21] & 0xF0, 0, 0, 0, 0]) + flac[26:]
+    assert np.array_equal(heard(streamed), heard(flac))
+    clip: dict[str, Any] = {"start": 1.3, "duration": 0.7}
+    assert np.array_equal(heard(streamed, **clip), heard(flac, **clip))
+    rows = tp.from_dataset([{"audio": streamed}] * 5)
+    assert {row["audio"].size for row in rows.decode_audio(duration=tp.random_crop(1))} == {16_000}
+    with pytest.raises(tp.errors.UnreadableError, match="does not say how long it is"):
+        list(rows.audio_info())
+
+
+def test_a_video_that_lasts_longer_does_not_make_its_sound_cut_off() -> None:
+    untagged = video(100, "matroska", sound=1).replace(b"DURATION", b"DURATIOM")
+    for content in (video(100, "flv", sound=1), untagged):
+        assert heard(content).size == pytest.approx(16_000, abs=2100)
+        crops = tp.from_dataset([{"audio": content}] * 9).decode_audio(duration=tp.random_crop(0.5))
+        assert all(7000 < row["audio"].size <= 8000 for row in crops)
+
+
+@pytest.mark.parametrize("loud_first", [False, True])
+def test_the_length_that_ffmpeg_guesses_of_aac_cuts_nothing(loud_first: bool) -> None:
+    loud = 0.3 * np.random.default_rng(0).standard_normal((320_000, 1)).astype(np.float32)
+    parts = [loud, np.zeros_like(loud)]
+    content = by_ffmpeg(np.concatenate(parts if loud_first else parts[::-1]), 16_000, "adts", "aac")
+    assert heard(content).size == pytest.approx(640_000, abs=4096)
+    assert heard(content, start=38, duration=1).size == 16_000
+    with pytest.raises(tp.errors.UnreadableError, match="does not say how long it is"):
+        list(tp.from_dataset([{"audio": content}]).audio_info())
 
 
 # On a server

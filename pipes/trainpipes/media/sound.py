@@ -29,6 +29,8 @@ CONTAINERS = (
 FOR_FFMPEG = ((4, b"ftyp"), (0, b"\x1aE\xdf\xa3"), (0, b"\x00\x00\x01\xba"), (0, b"0&\xb2u"))
 #: Samples of all channels that are decoded at most (2 GiB), and that are asked of libsndfile at a time.
 MOST, AT_ONCE = 1 << 29, 1 << 24
+#: What libsndfile takes for the length of FLAC whose header does not say it.
+UNKNOWN = (1 << 63) - 1
 #: Seconds that FFmpeg decodes before the first second that is wanted: codecs need some sound before it.
 #: Seconds at its end that a file may lack, by its header.
 BEFORE, LACKING = 0.2, 0.5
@@ -117,16 +119,19 @@ def opened(file: BinaryIO) -> Any:
     descriptor = _descriptor(file)
     stands = None if descriptor is None else os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
-        if descriptor is None:
-            return soundfile.SoundFile(file)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        return soundfile.SoundFile(descriptor, closefd=False)
+        if descriptor is not None:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        which = file if descriptor is None else descriptor
+        sound = soundfile.SoundFile(which, closefd=False)
+        if sound.frames < UNKNOWN:
+            return sound
+        sound.close()
     except (*SNDFILE_ERRORS, soundfile.SoundFileError):
         check(file)
-        if descriptor is not None and stands is not None:
-            os.lseek(descriptor, stands, os.SEEK_SET)  # where the file takes it to stand
-        file.seek(0)
-        return None
+    if descriptor is not None and stands is not None:
+        os.lseek(descriptor, stands, os.SEEK_SET)  # where the file takes it to stand
+    file.seek(0)
+    return None
 
 
 def _descriptor(file: BinaryIO) -> int | None:
@@ -212,8 +217,12 @@ def refuse_long(count: float) -> None:
         raise NoSound(f"it has {count:,.0f} samples, and up to {MOST:,} are decoded: {way}")
 
 
-def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
-    need("av", "sound that is none of libsndfile's formats (WAV, FLAC, MP3, Ogg, AIFF, ...)")
+def _by_ffmpeg(file: BinaryIO, clip: Clip | None, by_header: bool = True) -> tuple[Samples, Header]:
+    """``by_header``: whether what a header says of the length is believed."""
+    need(
+        "av",
+        "sound that is none of libsndfile's formats (WAV, MP3, Ogg, AIFF, FLAC with its length, ...)",
+    )
     import av
 
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": ""}
@@ -232,17 +241,21 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
             raise NoSound("it does not say how its sound is coded, or in a way that FFmpeg lacks")
         rate = coded.sample_rate
         length = stream.duration * tick if stream.duration else (container.duration or -1e6) / 1e6
-        own = length_of(container, stream)[0]
+        own, is_own = length_of(container, stream)
         if own is not None and length - own > LACKING:
             length = float(own)  # those nearer stay as they are: batches are made by lengths
+        if (
+            container.format.name == "aac"
+        ):  # without a header, of which FFmpeg guesses by a bit rate
+            length = -1.0
         header = Header(rate, coded.channels, max(-1, round(length * rate)))
         if clip is None:
             return np.empty((header.channels, 0), dtype=np.float32), header
-        if clip.place is not None and header.samples < 0:
+        known = header.samples if by_header else -1
+        if clip.place is not None and known < 0:
             first, stop = 0, MOST  # drawn when all is decoded
         else:
-            known = header.samples if header.samples >= 0 else MOST
-            first, stop = clip.within(known, rate)
+            first, stop = clip.within(known if known >= 0 else MOST, rate)
         start = stream.start_time or 0
         before = first / rate - (before_mp3(rate) if coded.name.startswith("mp3") else BEFORE)
         if before > 0:
@@ -265,19 +278,22 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
             parts.append(planes_of(frame))
             if at + count >= stop and clip.duration is not None:
                 break
+    lacking = (stop - (at or 0) - count) / rate if known >= 0 else 0.0
+    if lacking > LACKING and clip.place is not None and not is_own:  # another stream is longer
+        file.seek(0)
+        return _by_ffmpeg(file, clip, by_header=False)
     if not parts or at is None:
         raise NoSound("it holds no samples")
     shapes = {part.shape[0] for part in parts}
     if len(shapes) > 1:
         raise NoSound(f"its number of channels changes: {sorted(shapes)}")
     samples = np.concatenate(parts, axis=1)
-    if clip.duration is None:
-        lacking = (header.samples - at - count) / rate
-        if lacking > LACKING:
-            raise NoSound(f"it is cut off, or damaged: {lacking:.3g} s of it cannot be decoded")
-        stop = at + count
-    elif header.samples < 0:
+    if known < 0:
         first, stop = clip.within(at + count, rate)
+    if lacking > LACKING and clip.duration is None and is_own:
+        raise NoSound(f"it is cut off, or damaged: {lacking:.3g} s of it cannot be decoded")
+    if clip.duration is None:
+        stop = at + count
     return floats_of(samples[:, max(0, first - at) : max(0, stop - at)]), header
 
 

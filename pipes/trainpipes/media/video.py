@@ -38,7 +38,7 @@ class NoVideo(Undecodable):
 
 class Header(NamedTuple):
     """What a file says of its video; ``seconds`` is -1 where it does not say. Height and width are those of
-    the frames as they are shown, in pixels.
+    the frames as they are coded, in pixels.
     """
 
     seconds: float
