@@ -655,6 +655,9 @@ def test_a_video_without_frames_or_channels_is_named() -> None:
         with pytest.raises(tp.DataError, match=said) as caught:
             list(tp.from_dataset([{"image": np.zeros(shape, np.uint8)}]).flip())
         assert caught.value.row == 0
+        rows = tp.from_dataset([{"image": np.zeros(shape, np.uint8)}])
+        with pytest.raises(tp.DataError, match=rf"image_transform.*{said}"):
+            list(rows.image_transform(Noise()))
 
 
 def test_lists_of_arrays_that_differ_are_collated_as_torch_does() -> None:

@@ -213,7 +213,7 @@ def test_options_of_columns_are_those_of_the_columns() -> None:
         list(rows.flip(column=["image", "masks"]))
 
 
-def test_random_crop_of_columns_needs_images_of_one_size() -> None:
+def test_random_crops_of_columns_need_images_of_one_size() -> None:
     image, mask = np.zeros((3, 40, 60), np.uint8), np.zeros((1, 20, 30), np.uint8)
     rows = tp.from_dataset([{"image": image, "mask": image[:1]}, {"image": image, "mask": mask}])
     assert list(rows.take(1).random_crop(8, column=BOTH))
@@ -221,3 +221,6 @@ def test_random_crop_of_columns_needs_images_of_one_size() -> None:
     with pytest.raises(tp.DataError, match=rule):
         list(rows.random_crop(8, column=BOTH))
     assert len(list(rows.resize((20, 30), column=BOTH).random_crop(8, column=BOTH))) == 2
+    rule = f"{rule}, or give each column a random_resized_crop"
+    with pytest.raises(tp.DataError, match=rule):  # as of an image turned upright, and its mask
+        list(rows.random_resized_crop(8, column=BOTH))

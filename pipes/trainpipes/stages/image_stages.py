@@ -135,7 +135,7 @@ def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
     if is_channels_last(frames.shape):
         frames = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
     if not len(frames):
-        raise NoPicture("has no frames")
+        raise DataError(f"{caller}: the image has no frames", stage=str(caller))
     return [image_of(frame, column, caller) for frame in frames]
 
 
@@ -245,7 +245,24 @@ class Resize(ImageStage):
         return self._sides
 
 
-class RandomCrop(RandomImageStage):
+class RandomCutStage(RandomImageStage):
+    """One that cuts the same part out of the images of all columns."""
+
+    def _check_images(self, row: Any) -> None:
+        if len(self._by_column) == 1:
+            return
+        sizes: dict[str, str] = {}
+        for name in self._by_column:
+            shapes = {image.shape[1:] for image in images_in(cell(row, name, self), name, self)}
+            sizes[name] = " and ".join(f"{height} x {width}" for height, width in sorted(shapes))
+        if len({*sizes.values()}) > 1:
+            got = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            rule = "images of several columns are cut at the same place and need the same size"
+            way = f"put resize() before, or give each column a {self.name}() of its own"
+            raise refused(self, f": {rule}, got {got}: {way}", DataError)
+
+
+class RandomCrop(RandomCutStage):
     """Crop each image ``[C, H, W]`` at a random place.
 
     The place depends on seed, epoch, row and the ``random_crop`` stages before it: all images of a list
@@ -283,19 +300,6 @@ class RandomCrop(RandomImageStage):
             image = np.pad(image, ((0, 0), around, around), constant_values=self.options["fill"])
         return cropped(image, self._sides, drawn)
 
-    def _check_images(self, row: Any) -> None:
-        if len(self._by_column) == 1:
-            return
-        sizes: dict[str, str] = {}
-        for name in self._by_column:
-            shapes = {image.shape[1:] for image in images_in(cell(row, name, self), name, self)}
-            sizes[name] = " and ".join(f"{height} x {width}" for height, width in sorted(shapes))
-        if len({*sizes.values()}) > 1:
-            got = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            rule = "images of several columns are cut at the same place and need the same size"
-            way = "put resize() before, or give each column a random_crop() of its own"
-            raise refused(self, f": {rule}, got {got}: {way}", DataError)
-
 
 class CenterCrop(ImageStage):
     """Crop the middle out of each image ``[C, H, W]``.
@@ -325,7 +329,7 @@ class CenterCrop(ImageStage):
 TRIES = 10
 
 
-class RandomResizedCrop(RandomImageStage):
+class RandomResizedCrop(RandomCutStage):
     """Crop a part of random size and shape out of each image, uint8 ``[C, H, W]``, and resize it.
 
     Follows torchvision's ``RandomResizedCrop`` (Szegedy et al., "Going deeper with convolutions",
@@ -341,7 +345,7 @@ class RandomResizedCrop(RandomImageStage):
         seed: for the draws.
 
     Raises:
-        DataError: a row holds no image.
+        DataError: a row holds no image, or columns with images of different sizes.
         MissingExtraError: Pillow is not installed.
 
     >>> import numpy as np, trainpipes as tp
