@@ -57,7 +57,13 @@ def folders_of(pipe: tp.Pipeline, files: list[str]) -> list[str] | None:
     """The folders of the classes, in the order of their numbers; None where rows name their class."""
     if all(getattr(stage, "labels", None) != "folder" for stage in pipe.stages):
         return None
-    rows = tp.read_images(files).select("class", "label").distributed(rank=0, world_size=1)
+    firsts: dict[str, str] = {}
+
+    def is_first(path: str) -> bool:  # one of each folder, as all of a folder have one class
+        return firsts.setdefault(path.rpartition("/")[0], path) == path
+
+    read = tp.list_files(files).filter(is_first).read_images()
+    rows = read.select("class", "label").distributed(rank=0, world_size=1)
     return [name for _, name in sorted({(row["label"], row["class"]) for row in rows})]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,19 @@ def test_pictures_to_evaluate_have_the_classes_of_the_training(
     shutil.copytree(tmp_path / "later" / names[2], tmp_path / "later" / "others")
     with pytest.raises(tp.DataError, match="holds 'others', which is no class"):
         train("train_images", "--steps", "2", "--eval-files", str(tmp_path / "later"))
+
+
+def test_the_classes_of_folders_are_listed_by_a_picture_of_each(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainpipes_recipes import train_images
+
+    pipe, opened, opening = tp.recipe("images", f"{data}/colors", size=16), [], os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *a, **k: opened.append(str(path)) or opening(path, *a, **k)
+    )
+    assert train_images.folders_of(pipe, [f"{data}/colors"]) == ["blue", "green", "red"]
+    assert sum(path.endswith(".png") for path in opened) == 3
 
 
 def test_an_evaluation_counts_millions_exactly_and_none_is_an_error() -> None:
