@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import threading
 from collections import Counter
 from itertools import combinations, islice, permutations, product
@@ -31,6 +32,7 @@ from trainpipes.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from trainpipes.sources.from_dataset import PackedList
 
 
 def chi_squared(counts: Any, expected: Any) -> float:
@@ -781,6 +783,52 @@ class InColumns(Squares):
 def test_a_dataset_that_gives_columns_for_rows_is_an_error():
     with pytest.raises(tp.DataError, match="a row for each index, got a dict for 1"):
         list(tp.from_dataset(InColumns(), [3]))
+
+
+class WithoutRows(Squares):
+    def __getitems__(self, keys: list[int]) -> Any:
+        return None
+
+
+class BadRow(Squares):
+    def __getitem__(self, key: int) -> int:
+        if key == 77:
+            raise KeyError(key)
+        return super().__getitem__(key)
+
+
+class BadRows(BadRow):
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        return [self[key] for key in keys]
+
+
+def test_an_error_of_a_dataset_names_its_row_where_that_is_known():
+    with pytest.raises(tp.DataError, match="a row for each index, got a NoneType for"):
+        list(tp.from_dataset(WithoutRows()))
+    part: Any = td.Subset(td.Subset(BadRow(), range(100)), range(70, 90))
+    several: Any = td.Subset(BadRows(), range(70, 90))
+    for data, note in (
+        (part, r"raised in Subset\[…\] at row 7"),
+        (several, r"raised in Subset\[…\]"),
+    ):
+        with pytest.raises(KeyError) as caught:
+            list(tp.from_dataset(data))
+        assert re.fullmatch(note, caught.value.__notes__[0])
+
+
+def test_rows_that_are_parts_of_a_tensor_are_sent_to_workers_alone():
+    numbers = torch.arange(100_000).reshape(1000, 100)
+    rows: list[Any] = [(row, {"first": row[:1], "none": row[:0]}) for row in numbers]
+    packed = PackedList(rows)
+    assert len(packed._content) < 3 * numbers.nbytes
+    whole, more = packed[999]
+    assert torch.equal(whole, numbers[999])
+    assert (more["first"].tolist(), len(more["none"])) == ([99_900], 0)
+    whole[:] = 0
+    assert torch.equal(packed[999][0], numbers[999])
+    pipe = tp.from_dataset(list(numbers)).sharding_filter(2).batch(100)
+    batches = list(tp.Loader(pipe.collate(), num_workers=1))
+    assert sorted(torch.cat(batches)[:, 1].tolist()) == numbers[:, 1].tolist()
 
 
 @pytest.mark.parametrize("keys", [map(int, "012"), (n for n in [1]), iter([0])])

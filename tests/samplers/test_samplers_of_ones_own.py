@@ -217,6 +217,46 @@ def test_of_a_sampler_without_a_length_all_replicas_come_in_turn():
     assert sorted(epochs[0]) == ROWS
 
 
+class CutAtOnce(Own):
+    """One replica's part, cut when it is made, as detectron2's ``InferenceSampler``."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._world_size = rank, 2
+        self.part = ROWS[10 * rank : 10 * rank + 10]
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __iter__(self) -> Any:
+        return iter(self.part)
+
+
+def test_a_sampler_whose_replicas_give_the_same_rows_is_refused():
+    for rank in range(2):
+        pipes = [
+            tp.from_dataset(ROWS, CutAtOnce(rank)),
+            tp.from_dataset(ROWS).shuffle(sampler=CutAtOnce(rank)),
+        ]
+        for pipe in pipes:
+            with pytest.raises(
+                tp.DataError, match="its 2 gave the same keys.*rank=0 and world_size=1"
+            ):
+                list(pipe)
+    single = td.DistributedSampler([0], num_replicas=2, rank=0)
+    assert list(tp.from_dataset([5], single)) == [5, 5]  # as with torch
+
+
+def test_batches_of_a_sampler_without_a_length_have_none():
+    pipe = tp.from_dataset(ROWS, batch_sampler=td.BatchSampler(Outer(WithoutLength()), 3, False))
+    assert [list(pipe), list(pipe)] == [[[4, 3, 2], [1, 0]]] * 2
+    check_resume(pipe, processes=0)
+
+
+class WithoutLength(td.Sampler[int]):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
 def torchs(kind: Any, *args: Any, seed: int = 3, **options: Any) -> td.Sampler[int]:
     return kind(*args, **options, generator=torch.Generator().manual_seed(seed))  # type: ignore[no-any-return]
 

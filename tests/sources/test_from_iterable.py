@@ -83,3 +83,19 @@ class OfWorker(IterableDataset[int]):
 def test_what_shares_itself_out_to_workers_is_not_shared_out_twice() -> None:
     pipe = tp.from_iterable(OfWorker()).sharding_filter(4)
     assert sorted(map(int, DataLoader(pipe, batch_size=None, num_workers=2))) == [*range(40)]
+
+
+def test_a_generator_that_is_not_read_to_its_end_is_closed_with_the_epoch() -> None:
+    closed = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    pipe = tp.from_iterable(numbers).take(3)
+    assert list(pipe) == [0, 1, 2]
+    assert closed == [True]
+    assert list(pipe) == [0, 1, 2]
+    assert closed == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from itertools import islice
@@ -235,6 +236,11 @@ def test_states_come_back_as_they_were() -> None:
     array = np.arange(6).reshape(2, 3)
     assert np.array_equal(decoded(encoded(array)), array)
     assert torch.equal(decoded(encoded(torch.ones(2))), torch.ones(2))
+    for half in (torch.tensor([[1.5, -2.0]]).bfloat16(), torch.ones(2, 0, dtype=torch.bfloat16)):
+        again = decoded(json.loads(json.dumps(encoded(half))))
+        assert (again.dtype, again.tolist()) == (half.dtype, half.tolist())
+    turned = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(decoded(encoded(turned)), turned)
     with pytest.raises(TypeError, match="key 1"):
         encoded({1: 2})
 

@@ -178,18 +178,41 @@ def _within(sampler: Any) -> dict[str, Any]:
     return {name: held[name] for name in ("sampler", "batch_sampler") if name in held}
 
 
+def length_of(sampler: Any) -> int | None:
+    """Keys that it gives in an epoch; None where it has no length, or that within it has none."""
+    try:
+        return len(sampler)
+    except (NotImplementedError, TypeError):
+        return None
+
+
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     """All that a sampler gives in an epoch, in turn of all replicas where it is of one. Torch's
     samplers draw from their own generators, others from global generators, seeded and then put back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     replicas = replicas_of(sampler)
-    if not hasattr(sampler, "__len__"):
+    if length_of(sampler) is None:
         of_each = [_drawn(sampler, epoch, rank, seed) for rank in range(replicas)]
         turns = zip_longest(*of_each, fillvalue=_END)
         return (key for key in chain.from_iterable(turns) if key is not _END)
     parts = [_keys(sampler, epoch, rank, seed) for rank in range(replicas)]
-    return iter(parts[0] if replicas == 1 else list(chain.from_iterable(zip(*parts, strict=True))))
+    if replicas == 1:
+        return iter(parts[0])
+    if _are_alike(parts):
+        raise DataError(
+            f"{type(sampler).__name__}: replicas of a sampler must give a part each, and its {replicas} gave the "
+            "same keys, as where it cuts its part when it is made: give the sampler of all rows, as with "
+            "rank=0 and world_size=1, for a pipeline shares rows out to ranks by itself"
+        )
+    return chain.from_iterable(zip(*parts, strict=True))
+
+
+def _are_alike(parts: Sequence[list[Any]]) -> bool:
+    first = parts[0]
+    with suppress(RuntimeError, ValueError):  # keys of several numbers each
+        return all(part == first for part in parts) and any(key != first[0] for key in first)
+    return False
 
 
 def _keys(sampler: Any, epoch: int, rank: int, seed: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
 from dataclasses import KW_ONLY
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler, Subset
 
 from trainpipes._internal import callers, checks, locks
 from trainpipes._internal.checks import IntArray, Schema
@@ -20,6 +21,7 @@ from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.processes.channel import Pickler
 from trainpipes.errors import ConfigError, DataChangedError, DataError
 from trainpipes.interfaces import source
 from trainpipes.interfaces.options import DRAWS, as_table, instead
@@ -275,20 +277,30 @@ class Fetch(RunStage, holds_data=True):
             else:
                 rows = self._rows(keys, taken)
         except Exception as error:
-            begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
-            blame(error, self, int(run.block.ids[max(0, begun - 1)]))
+            begun = len(keys) - length_hint(left)
+            # Which row it is about is not known where all are asked for at once.
+            blame(error, self, int(run.block.ids[begun - 1]) if begun else None)
             raise
         return run.with_block(run.block.with_data(rows))
 
+    @property
+    def _many(self) -> Any:
+        """``__getitems__``, but that of a ``Subset`` which asks for one item after the other."""
+        inner = self.dataset
+        while type(inner) is Subset:
+            inner = inner.dataset
+        own = getattr(inner, "__getitems__", None)
+        return getattr(self.dataset, "__getitems__", None) if callable(own) else None
+
     def _rows(self, keys: list[Any], one_by_one: Iterable[Any]) -> list[Any]:
-        many = getattr(self.dataset, "__getitems__", None)
+        many = self._many
         around = self._draw_watch.around if self._runs_user_code else lambda fn: fn
         if many is None:
             one = around(self.dataset.__getitem__)
             # map() would take a StopIteration of it for the end of the keys.
             return [one(key) for key in one_by_one]
         given = around(many)(keys)
-        are_rows = not isinstance(given, Mapping | str | bytes)
+        are_rows = isinstance(given, Iterable) and not isinstance(given, Mapping | str | bytes)
         rows = list(given) if are_rows else []
         if len(rows) != len(keys):
             got = f"{len(rows):,} rows" if are_rows else f"a {type(given).__name__}"
@@ -341,9 +353,8 @@ class SamplerStream(source.RowStream):
 
     @property
     def length(self) -> int | None:
-        if not isinstance(self._sampler, Sized):
-            return None
-        return len(self._sampler) * torch_samplers.replicas_of(self._sampler)
+        count = torch_samplers.length_of(self._sampler)
+        return None if count is None else count * torch_samplers.replicas_of(self._sampler)
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         with callers.making_rows():
@@ -375,7 +386,9 @@ class PackedList(Sequence[Any]):
     def __init__(self, items: Sequence[Any]) -> None:
         content, ends = bytearray(), [0]
         for item in items:
-            content += pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL)
+            pickled = io.BytesIO()
+            Pickler(pickled, protocol=5).dump(item)  # of a view of a tensor no more than that
+            content += pickled.getvalue()
             ends.append(len(content))
         # Tensors in shared memory: spawned workers get them without a copy too.
         self._content = torch.from_numpy(np.frombuffer(content, dtype=np.uint8)).share_memory_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -77,6 +78,10 @@ class FromIterable(Source, gives="objects", holds_data=True):
         return text if len(text) < 120 else f"from_iterable({type(self.factory).__name__})"
 
 
+def _none() -> None:
+    return None
+
+
 @dataclass(eq=False)
 class IterableStream(source.RowStream):
     """The items of an iterable as a stream; a later epoch needs a function that makes it anew."""
@@ -84,22 +89,25 @@ class IterableStream(source.RowStream):
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     version: str | None
     watch: DrawWatch
-    _items: Iterator[Any] | None = None  # the last ones that were opened
+    _last: Callable[[], Any] = _none  # gives the last items that were opened
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_items": None}
+        return {**vars(self), "_last": _none}
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         seed = int(random_key(0, "iterable", epoch)[0] >> np.uint64(1))
         call = partial(_called, OwnDraws(seed), self.watch)
         with callers.making_rows():
             items = call(self._opened)
-        if items is self._items:
+        if items is self._last():
             raise ConfigError(
                 f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "
                 "gave the same one again, whose items are used up: make it within the function"
             )
-        self._items = items
+        try:  # a generator that nobody reads any more is closed
+            self._last = weakref.ref(items)
+        except TypeError:
+            self._last = lambda: items
         # islice() calls iter() again, at which some begin anew
         return IterableReader(chain(items), call)
 

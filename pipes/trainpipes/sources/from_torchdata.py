@@ -46,7 +46,7 @@ def plain(value: Any) -> Any:
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         dtype = str(value.dtype).removeprefix("torch.")
         return {"__tensor__": [dtype, list(value.shape), _text(content)]}
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcmMSU":
         return {"__array__": [value.dtype.str, list(value.shape), _text(value.tobytes())]}
     return value
 

@@ -365,8 +365,10 @@ class MixRuns(Iterator[Run]):
         """
         mixture, parts = self._mixture, self._parts
         while True:
-            step_weights = self._steps[self._step()]
-            active = [i for i, w in enumerate(step_weights) if w and not parts[i].gone]
+            later = self._steps[self._step() :]
+            # Where all sources of a step have left, the next step begins before its time.
+            step_weights = next((step for step in later if self._active(step)), later[0])
+            active = self._active(step_weights)
             for i in active:
                 if not parts[i].left:
                     parts[i].fill()
@@ -396,6 +398,9 @@ class MixRuns(Iterator[Run]):
                 return step_weights, ending
             weights = [w if i in active else 0 for i, w in enumerate(step_weights)]
             return fair_queue.whole_weights(weights, sum(step_weights)), ending
+
+    def _active(self, weights: Sequence[int]) -> list[int]:
+        return [i for i, w in enumerate(weights) if w and not self._parts[i].gone]
 
     def _let_go(self, active: Sequence[int]) -> bool:
         """Whether sources have reached their ``max_epochs``, and leave."""

@@ -19,6 +19,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from trainpipes.columns.tensor_rows import FOREIGN
 from trainpipes.errors import StateError, cut, shown
 from trainpipes.order.layout import slots_before
 
@@ -136,7 +137,12 @@ def encoded(value: Any, path: str = "state") -> Any:
         kind = "bytearray" if isinstance(value, bytearray) else "bytes"
         return {OF: kind, "data": b64encode(value).decode("ascii")}
     if isinstance(value, torch.Tensor):
-        return {OF: "tensor", "array": encoded(value.detach().cpu().numpy(), path)}
+        if value.dtype in FOREIGN:
+            bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            dtype = str(value.dtype).removeprefix("torch.")
+            about = {"dtype": dtype, "shape": [*value.shape]}
+            return {OF: "tensor", **about, "array": encoded(bits)}
+        return {OF: "tensor", "array": encoded(value.numpy(force=True), path)}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcSU":
         data = b64encode(value.tobytes()).decode("ascii")
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
@@ -180,7 +186,10 @@ def decoded(value: Any) -> Any:
     if kind == "row":
         return KnownRow.of(decoded(value["row"]), tuple(value["whose"]))
     if kind == "tensor":
-        return torch.from_numpy(decoded(value["array"]))
+        tensor = torch.from_numpy(decoded(value["array"]))
+        if "dtype" not in value:
+            return tensor
+        return tensor.view(getattr(torch, value["dtype"])).reshape(value["shape"])
     data = b64decode(value["data"])
     if kind in {"bytes", "bytearray"}:
         return data if kind == "bytes" else bytearray(data)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from resuming import check_resume
 
 
 def rows(name: str, count: int, length: int = 1, seed: int | None = None) -> tp.Pipeline:
@@ -80,6 +81,16 @@ def test_fractions_and_numpy_numbers_are_weights_too():
     ):
         found = names(tp.mix({"a": rows("a", 9), "b": rows("b", 18)}, weights=weights))
         assert first_letters(found) == {"a": 9, "b": 18}
+
+
+def test_weights_may_be_counts_of_numpy_that_are_large():
+    counts = {"a": 3_000_000_001, "b": 6_000_000_001}
+    for limit in (None, {"b": 9}):
+        found = [
+            names(tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, weights=weights, max_epochs=limit))
+            for weights in (counts, {name: np.int64(count) for name, count in counts.items()})
+        ]
+        assert found[0] == found[1]
 
 
 def test_each_shard_and_the_whole_keep_to_the_shares():
@@ -151,6 +162,17 @@ def test_a_source_leaves_after_its_repetitions_and_the_others_share():
     all_twice = names(tp.mix(sources, weights=weights, max_epochs=2))
     assert first_letters(all_twice)["b"] == 10
     assert max(Counter(all_twice).values()) == 2
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_the_schedule_goes_on_where_all_that_have_a_weight_have_left(shards):
+    sources = {"a": rows("a", 100), "b": rows("b", 50)}
+    schedule = [(0, {"a": 1, "b": 0}), (120, {"a": 0, "b": 1})]
+    mixed = tp.mix(sources, schedule=schedule, max_epochs=1)
+    found = names(mixed.sharding_filter(shards))
+    assert set(Counter(found).values()) == {1}
+    assert first_letters(found) == {"a": 100, "b": 50}
+    check_resume(lambda: mixed.sharding_filter(shards).batch(4), processes=0, every=5)
 
 
 def test_every_epoch_of_a_source_and_of_the_mix_has_another_order():
