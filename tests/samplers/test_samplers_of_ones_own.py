@@ -239,7 +239,7 @@ def test_a_sampler_whose_replicas_give_the_same_rows_is_refused():
         ]
         for pipe in pipes:
             with pytest.raises(
-                tp.DataError, match="its 2 gave the same keys.*rank=0 and world_size=1"
+                tp.DataError, match=r"its 2 gave the same keys.*rank=0 and world_size=1"
             ):
                 list(pipe)
     single = td.DistributedSampler([0], num_replicas=2, rank=0)

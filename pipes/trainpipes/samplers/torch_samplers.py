@@ -201,9 +201,9 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
         return iter(parts[0])
     if _are_alike(parts):
         raise DataError(
-            f"{type(sampler).__name__}: replicas of a sampler must give a part each, and its {replicas} gave the "
-            "same keys, as where it cuts its part when it is made: give the sampler of all rows, as with "
-            "rank=0 and world_size=1, for a pipeline shares rows out to ranks by itself"
+            f"{type(sampler).__name__}: replicas of a sampler must give a part each, and its {replicas} "
+            "gave the same keys, as where it cuts its part when it is made: give the sampler of all rows, as "
+            "with rank=0 and world_size=1, for a pipeline shares rows out to ranks by itself"
         )
     return chain.from_iterable(zip(*parts, strict=True))
 

@@ -46,8 +46,7 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
         value = weights[name]
         good = is_number(value) and value >= 0
         require(good, f"{option}: {name!r}", "a number of 0 or more", value)
-        number = Fraction(value if isinstance(value, Rational) else repr(float(value)))
-        exact[name] = Fraction(int(number.numerator), int(number.denominator))  # NumPy's overflow
+        exact[name] = Fraction(value if isinstance(value, Rational) else repr(float(value)))
     require(any(exact.values()), option, "more than 0 for one source at least", weights)
     return exact
 

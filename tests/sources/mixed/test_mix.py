@@ -83,16 +83,6 @@ def test_fractions_and_numpy_numbers_are_weights_too():
         assert first_letters(found) == {"a": 9, "b": 18}
 
 
-def test_weights_may_be_counts_of_numpy_that_are_large():
-    counts = {"a": 3_000_000_001, "b": 6_000_000_001}
-    for limit in (None, {"b": 9}):
-        found = [
-            names(tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, weights=weights, max_epochs=limit))
-            for weights in (counts, {name: np.int64(count) for name, count in counts.items()})
-        ]
-        assert found[0] == found[1]
-
-
 def test_each_shard_and_the_whole_keep_to_the_shares():
     pipe = tp.mix(
         {"a": rows("a", 4000, seed=1), "b": rows("b", 4000, seed=2)}, weights={"a": 0.9, "b": 0.1},
