@@ -213,7 +213,7 @@ def test_options_of_columns_are_those_of_the_columns() -> None:
         list(rows.flip(column=["image", "masks"]))
 
 
-def test_random_crops_of_columns_need_images_of_one_size() -> None:
+def test_random_crop_of_columns_needs_images_of_one_size() -> None:
     image, mask = np.zeros((3, 40, 60), np.uint8), np.zeros((1, 20, 30), np.uint8)
     rows = tp.from_dataset([{"image": image, "mask": image[:1]}, {"image": image, "mask": mask}])
     assert list(rows.take(1).random_crop(8, column=BOTH))
@@ -221,6 +221,19 @@ def test_random_crops_of_columns_need_images_of_one_size() -> None:
     with pytest.raises(tp.DataError, match=rule):
         list(rows.random_crop(8, column=BOTH))
     assert len(list(rows.resize((20, 30), column=BOTH).random_crop(8, column=BOTH))) == 2
-    rule = f"{rule}, or give each column a random_resized_crop"
-    with pytest.raises(tp.DataError, match=rule):  # as of an image turned upright, and its mask
-        list(rows.random_resized_crop(8, column=BOTH))
+
+
+def test_random_resized_crop_of_columns_needs_images_of_one_shape() -> None:
+    image, mask = np.zeros((3, 41, 60), np.uint8), np.zeros((1, 20, 30), np.uint8)
+    image[:, 20:], mask[:, 10:] = 255, 255
+    rows = tp.from_dataset([{"image": image, "mask": mask}])
+    for seed in range(5):  # a mask of half the size has the same parts
+        (row,) = rows.random_resized_crop(8, column=BOTH, interpolation="nearest", seed=seed)
+        parts = [(row[name][0] > 0).mean() for name in BOTH]
+        assert abs(parts[0] - parts[1]) <= 1 / 8
+    turned = mask.transpose(0, 2, 1)  # as of an image that was turned upright, and its mask
+    rule = "need the same proportions, got image 41 x 60, mask 30 x 20: put resize\\(\\) before"
+    with pytest.raises(tp.DataError, match=f"{rule}, or give each column a random_resized_crop"):
+        list(
+            tp.from_dataset([{"image": image, "mask": turned}]).random_resized_crop(8, column=BOTH)
+        )

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
+from itertools import product
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -248,18 +249,32 @@ class Resize(ImageStage):
 class RandomCutStage(RandomImageStage):
     """One that cuts the same part out of the images of all columns."""
 
+    #: What is the same of these images.
+    alike = "size"
+
     def _check_images(self, row: Any) -> None:
         if len(self._by_column) == 1:
             return
-        sizes: dict[str, str] = {}
-        for name in self._by_column:
-            shapes = {image.shape[1:] for image in images_in(cell(row, name, self), name, self)}
-            sizes[name] = " and ".join(f"{height} x {width}" for height, width in sorted(shapes))
-        if len({*sizes.values()}) > 1:
-            got = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            rule = "images of several columns are cut at the same place and need the same size"
+        sizes = {
+            name: sorted(
+                {image.shape[1:] for image in images_in(cell(row, name, self), name, self)}
+            )
+            for name in self._by_column
+        }
+        first, *others = sizes.values()
+        if not all(self._are_alike(first, other) for other in others):
+            texts = {
+                name: " and ".join(f"{h} x {w}" for h, w in each) for name, each in sizes.items()
+            }
+            got = ", ".join(f"{name} {size}" for name, size in texts.items())
+            rule = "images of several columns are cut at the same place and need the same"
             way = f"put resize() before, or give each column a {self.name}() of its own"
-            raise refused(self, f": {rule}, got {got}: {way}", DataError)
+            raise refused(self, f": {rule} {self.alike}, got {got}: {way}", DataError)
+
+    def _are_alike(
+        self, sizes: Sequence[tuple[int, ...]], others: Sequence[tuple[int, ...]]
+    ) -> bool:
+        return sizes == others
 
 
 class RandomCrop(RandomCutStage):
@@ -345,7 +360,7 @@ class RandomResizedCrop(RandomCutStage):
         seed: for the draws.
 
     Raises:
-        DataError: a row holds no image, or columns with images of different sizes.
+        DataError: a row holds no image, or columns with images of different proportions.
         MissingExtraError: Pillow is not installed.
 
     >>> import numpy as np, trainpipes as tp
@@ -355,6 +370,7 @@ class RandomResizedCrop(RandomCutStage):
     """
 
     draws = 4 * TRIES
+    alike = "proportions"
 
     size: Size
     _: KW_ONLY
@@ -376,6 +392,15 @@ class RandomResizedCrop(RandomCutStage):
         height, width = image.shape[1:]
         box = self._box(height, width, drawn)
         return resized(image, self._sides, self.options["interpolation"], box)
+
+    def _are_alike(
+        self, sizes: Sequence[tuple[int, ...]], others: Sequence[tuple[int, ...]]
+    ) -> bool:
+        """Whether these are those by a factor, up to a pixel: the same share is cut out."""
+        pairs = product(sizes, others)
+        return sizes == others or all(
+            abs(h * v - g * w) <= max(h, w, g, v) for (h, w), (g, v) in pairs
+        )
 
     def _box(self, height: int, width: int, drawn: Sequence[float]) -> Box:
         (least, most), (narrow, wide) = self.scale, self.ratio
