@@ -377,6 +377,28 @@ def test_a_table_for_newer_readers_is_refused(uri: str) -> None:
         next(iter(tp.read_delta(uri)))
 
 
+def test_a_column_may_be_called_variant_and_none_may_be_one(tmp_path: Path) -> None:
+    uri, table = tmp_path / "t", pa.table({"variant": ["a", "b"], "x": [1, 2]})
+    write_deltalake(str(uri), table)
+    assert list(tp.read_delta(uri)) == table.to_pylist()
+    log = uri / "_delta_log" / f"{0:020}.json"
+    features = {"readerFeatures": ["variantType"], "writerFeatures": ["variantType"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    lines = [line for line in log.read_text().splitlines() if "protocol" not in json.loads(line)]
+    text = "\n".join([json.dumps({"protocol": protocol}), *lines])
+    assert r"\"type\":\"long\"" in text
+    inner = r"{\"type\":\"array\",\"elementType\":\"variant\",\"containsNull\":true}"
+    for kind in (r"\"variant\"", inner):
+        log.write_text(text.replace(r"\"type\":\"long\"", rf"\"type\":{kind}"))
+        with pytest.raises(tp.UnreadableError, match="type variant"):
+            next(iter(tp.read_delta(uri)))
+
+
+def test_public_buckets_need_no_credentials_for_the_log_either() -> None:
+    assert of_object_store({"anon": True}) == {"skip_signature": "true"}
+    assert of_object_store({"anon": False}) == {}
+
+
 def test_rows_of_damaged_files_are_left_out_if_that_is_asked(uri: str) -> None:
     path = max(Path(uri).rglob("*.parquet"))
     count = pq.read_metadata(path).num_rows

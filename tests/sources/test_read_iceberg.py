@@ -18,6 +18,9 @@ from pyiceberg.types import LongType
 import trainpipes as tp
 from iceberg_tables import SCHEMA, add_deletes, by_pyiceberg, created, history, lake, rows
 from resuming import check_resume
+from trainpipes.interfaces.source import Place
+from trainpipes.sources.files.formats import plain
+from trainpipes.sources.tables.table_files import TableFields
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match")
 
@@ -155,6 +158,8 @@ def test_a_snapshot_whose_files_are_gone_is_named(table: Any) -> None:
         tp.Loader(batches(table)).load_state_dict(state)
     with pytest.raises(tp.MissingFilesError, match=r"version 77 .* no such snapshot"):
         len(tp.read_iceberg(table, 77))
+    with pytest.raises(tp.MissingFilesError, match=r"version 0 .* no such snapshot"):
+        len(tp.read_iceberg(table, 0))
 
 
 def test_each_epoch_may_have_the_newest_snapshot(table: Any) -> None:
@@ -195,6 +200,86 @@ def test_wrong_options_and_tables_are_one_line_each(table: Any, tmp_path: Path) 
     add_deletes(table, next(iter(table.scan().plan_files())).file, [1], "EQUALITY_DELETES")
     with pytest.raises(tp.UnreadableError, match="equality deletes"):
         len(tp.read_iceberg(table))
+
+
+def test_locations_may_have_a_single_slash(tmp_path: Path) -> None:
+    """As Spark writes those of this machine."""
+    known = {**lake(tmp_path), "warehouse": f"file:{tmp_path}/warehouse"}
+    with load_catalog(**known) as catalog:
+        table = created(catalog)
+        assert next(iter(table.scan().plan_files())).file.file_path.startswith("file:/tmp/")
+        assert ordered(tp.read_iceberg(table)) == ordered(by_pyiceberg(table))
+
+
+def test_a_metadata_file_of_a_store_is_opened_by_the_options(
+    s3: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    properties = {"s3.endpoint": s3["endpoint_url"], "s3.access-key-id": s3["key"]}
+    properties |= {"s3.secret-access-key": s3["secret"], "s3.region": "us-east-1"}
+    known = {**lake(tmp_path), "warehouse": "s3://test-read-iceberg", **properties}
+    with load_catalog(**known) as catalog:
+        catalog.create_namespace("logs")
+        table = catalog.create_table("logs.there", schema=SCHEMA)
+        table.append(rows(0, 9))
+        options = {**s3, "client_kwargs": {"region_name": "us-east-1"}}
+        by_options = tp.read_iceberg(table.metadata_location, storage_options=options)
+        by_properties = tp.read_iceberg(table.metadata_location, catalog=properties)
+        assert ordered(by_options) == ordered(by_properties) == ordered(by_pyiceberg(table))
+
+
+NESTED = pa.schema(
+    [
+        ("x", pa.int64()),
+        ("l", pa.list_(pa.struct([("a", pa.string()), ("b", pa.int64())]))),
+        ("m", pa.map_(pa.string(), pa.struct([("a", pa.int64())]))),
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_fields_within_lists_and_maps_are_renamed_and_given_away(
+    catalog: Catalog, tmp_path: Path, kind: Any
+) -> None:
+    found = [
+        {"x": 0, "l": [{"a": "p", "b": 1}, {"a": "q", "b": 2}], "m": [("k", {"a": 1})]},
+        {"x": 1, "l": None, "m": None},
+        {"x": 2, "l": [{"a": "r", "b": None}, None], "m": []},
+    ]
+    nested = pa.Table.from_pylist(found, schema=NESTED)
+    inner = kind(NESTED.field("l").type.value_field)
+    path = tmp_path / "more.parquet"
+    pq.write_table(nested.set_column(1, "l", nested["l"].cast(inner)), path)
+    catalog.create_namespace("logs")
+    table = catalog.create_table("logs.nested", schema=NESTED)
+    table.append(nested.take([0, 2]))  # pyiceberg writes empty lists for null
+    table.add_files([f"file://{path}"])
+    with table.update_schema() as update:
+        update.rename_column("l.element.a", "old")
+        update.rename_column("m.value.a", "n")
+    with table.update_schema() as update:
+        update.add_column(("l", "new"), LongType())
+    of_lists = [{"old": "p", "b": 1, "new": None}, {"old": "q", "b": 2, "new": None}]
+    wanted = [
+        {"x": 0, "l": of_lists, "m": [("k", {"n": 1})]},
+        {"x": 2, "l": [{"old": "r", "b": None, "new": None}, None], "m": []},
+    ]
+    more = [*wanted, {"x": 1, "l": None, "m": None}]
+    assert ordered(tp.read_iceberg(table)) == ordered(wanted + more)
+
+
+def test_a_name_within_lists_may_be_given_to_a_field_of_another_type() -> None:
+    def numbered(name: str, kind: pa.DataType, number: int) -> pa.Field:
+        return pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
+
+    inner = pa.struct([numbered("old", pa.string(), 3), numbered("a", pa.int64(), 4)])
+    field = numbered("l", pa.large_list(numbered("element", inner, 2)), 1)
+    stored = pa.struct([numbered("a", pa.string(), 3)])
+    column = pa.array([[{"a": "p"}], None, []], pa.list_(numbered("element", stored, 2)))
+    fields = TableFields(pa.schema([field]), by_number=True)
+    rows = fields.conformed(column, plain(field), field, lambda: Place("a.parquet"))
+    assert rows.to_pylist() == [[{"old": "p", "a": None}], None, []]
 
 
 def test_the_folder_is_no_folder_of_plain_files(table: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,7 @@ class ReadDelta(ReadTable):
         if protocol.min_reader_version > 3 or asked:
             feature = f"reader version {protocol.min_reader_version}"
             feature = f"the feature {min(asked)!r}" if asked else feature
-        elif '"variant"' in table.schema().to_json():
+        elif _holds_variants(json.loads(table.schema().to_json())):
             feature = "columns of type variant"
         else:
             feature = ""
@@ -175,6 +176,14 @@ class ReadDelta(ReadTable):
                 raise UnreadableError(f"{said}; repair the log of {self.uri}", path=str(self.uri))
             deleted[file] = np.flatnonzero(~to_numpy(selection.values))
         return deleted
+
+
+def _holds_variants(kind: Any) -> bool:
+    """Whether a type is one of variants, or has them within, as a schema in JSON says it."""
+    if not isinstance(kind, dict):
+        return bool(kind == "variant")
+    inner = [kind.get(key) for key in ("type", "elementType", "keyType", "valueType")]
+    return any(map(_holds_variants, [*inner, *kind.get("fields", ())]))
 
 
 def _unescaped(column: pa.Array) -> pa.Array:

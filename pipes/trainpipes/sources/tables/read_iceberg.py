@@ -152,8 +152,8 @@ class ReadIceberg(ReadTable):
             snapshot == (newest.snapshot_id if newest else 0),
             f"iceberg {table.metadata.table_uuid}",
             fields,
-            table.location().removeprefix("file://"),
-            [task.file.file_path.removeprefix("file://") for task in tasks],
+            _path(table.location()),
+            [_path(task.file.file_path) for task in tasks],
             pa.table({}),
             {n: deleted[t.file.file_path] for n, t in enumerate(tasks) if t.file.file_path in deleted},
             absent=_absent(table, schema, tasks),
@@ -172,10 +172,11 @@ class ReadIceberg(ReadTable):
         )
         with ExitStack() as catalogs:
             with self._explained(f"the Iceberg table {self.table} {where} cannot be opened"):
+                properties = {} if not isinstance(self.catalog, Mapping) else dict(self.catalog)
                 if self.table.endswith(".metadata.json"):
-                    table: Any = StaticTable.from_metadata(self.table)
+                    properties = _of_pyiceberg(self.storage_options or {}) | properties
+                    table: Any = StaticTable.from_metadata(self.table, properties)
                 else:
-                    properties = {} if not isinstance(self.catalog, Mapping) else dict(self.catalog)
                     name = (
                         self.catalog
                         if isinstance(self.catalog, str)
@@ -198,7 +199,7 @@ class ReadIceberg(ReadTable):
                 raise wrong("read_iceberg(snapshot_id)", "a time of a snapshot", number, way)
         else:
             known, _, schema = text.partition(":")
-            if known == "0":
+            if known == "0" and schema:
                 return 0, schemas[int(schema)]
             snapshot = table.snapshot_by_id(int(known))
             if snapshot is None:
@@ -235,8 +236,14 @@ def _arrow_schema(table: Any, schema: Any) -> pa.Schema:
         if known_field is None:
             return field
         inner = {each.field_id: each for each in known_field.fields}
-        if pa.types.is_struct(field.type):
-            field = field.with_type(pa.struct([named(f, inner) for f in fields_of(field.type)]))
+        kind = field.type
+        if pa.types.is_struct(kind):
+            field = field.with_type(pa.struct([named(f, inner) for f in fields_of(kind)]))
+        elif pa.types.is_map(kind):
+            each = named(kind.key_field, inner), named(kind.item_field, inner)
+            field = field.with_type(pa.map_(*each))
+        elif pa.types.is_large_list(kind):
+            field = field.with_type(pa.large_list(named(kind.value_field, inner)))
         names = "\0".join(known_field.names).encode()
         return field.with_metadata({**field.metadata, PHYSICAL: names})
 
@@ -299,8 +306,22 @@ def _absent(table: Any, schema: Any, tasks: Sequence[Any]) -> list[dict[str, Any
     return absent
 
 
+def _path(location: str) -> str:
+    """A location as it is opened; of this machine the path, without the slashes that some leave out."""
+    return f"/{location[5:].lstrip('/')}" if location.startswith("file:") else location
+
+
+def _of_pyiceberg(options: Mapping[str, Any]) -> dict[str, str]:
+    named = {name: options[key] for name, key in OF_S3.items() if options.get(key)}
+    if region := (options.get("client_kwargs") or {}).get("region_name"):
+        named["s3.region"] = region
+    return named | ({"s3.anonymous": "true"} if options.get("anon") else {})
+
+
 def _of_fsspec(properties: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {OF_S3[k]: v for k, v in properties.items() if k in OF_S3}
     if region := properties.get("s3.region"):
         options["client_kwargs"] = {"region_name": region}
+    if str(properties.get("s3.anonymous")).lower() == "true":
+        options["anon"] = True
     return options

@@ -203,6 +203,8 @@ def of_object_store(options: Mapping[str, Any] | None) -> dict[str, str]:
     """Options of fsspec as Rust's libraries call them; others as they are."""
     flat = {**(options or {}), **((options or {}).get("client_kwargs") or {})}
     named = {OF_S3.get(key, key): value for key, value in flat.items() if isinstance(value, str)}
+    if flat.get("anon") is True:
+        named["skip_signature"] = "true"
     if named.get("aws_endpoint_url", "").startswith("http://"):
         named["aws_allow_http"] = "true"
     return named

@@ -120,10 +120,14 @@ class TableFields:
             keys = self.conformed(column.keys, kind.key_field, whole.key_field, place)
             items = self.conformed(column.items, kind.item_field, whole.item_field, place)
             return pa.MapArray.from_arrays(column.offsets, keys, items, kind, mask=nulls)
+        if pa.types.is_fixed_size_list(column.type):
+            column = column.cast(pa.list_(column.type.value_field))
         values = self.conformed(column.values, kind.value_field, whole.value_field, place)
-        lists = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-        column = column if column.type.id == kind.id else column.cast(kind)
-        return lists.from_arrays(column.offsets, values, type=kind, mask=nulls)
+        if pa.types.is_large_list(kind):
+            offsets = column.offsets.cast(pa.int64())
+            return pa.LargeListArray.from_arrays(offsets, values, type=kind, mask=nulls)
+        offsets = column.offsets.cast(pa.int32())
+        return pa.ListArray.from_arrays(offsets, values, type=kind, mask=nulls)
 
 
 def fields_of(kind: pa.DataType | pa.Schema) -> list[pa.Field]:
