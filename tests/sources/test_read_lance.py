@@ -125,11 +125,28 @@ def test_samplers_and_weights_take_rows_by_number(uri: str) -> None:
 
 
 def test_a_time_names_a_version(uri: str) -> None:
-    then = lance.dataset(uri).versions()[0]["timestamp"].astimezone() + timedelta(microseconds=1)
+    then = lance.dataset(uri).versions()[0]["timestamp"].astimezone()
     append(uri)
     assert len(tp.read_lance(uri, version=then)) == 40
     with pytest.raises(tp.TrainpipesError, match="2001"):
         len(tp.read_lance(uri, version="2001-01-01"))
+
+
+def test_a_shallow_clone_has_its_own_files_and_those_of_the_original(
+    uri: str, tmp_path: Path
+) -> None:
+    original = lance.dataset(uri)
+    clone = str(tmp_path / "clone.lance")
+    original.shallow_clone(clone, original.version)
+    append(clone)
+    pipe = tp.read_lance(clone).batch(4)
+    wanted = lance.dataset(clone).to_table(columns=["x"])["x"].to_pylist()
+    assert [row["x"] for batch in pipe for row in batch] == wanted
+    places = [p for step in range(len(pipe)) for p in tp.locate(pipe, step, epoch=0).places]
+    assert {Path(str(place.path)).parent for place in places} == {
+        Path(clone, "data"), Path(uri, "data")
+    }  # fmt: skip
+    assert all(Path(str(place.path)).is_file() for place in places)
 
 
 def test_a_resume_reads_the_version_of_its_run(uri: str) -> None:

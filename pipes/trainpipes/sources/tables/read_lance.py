@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from trainpipes._internal.checks import IntArray, need, require
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.engine.planning.row_names import with_deleted
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.filesystems.systems import listed_as
 from trainpipes.interfaces.source import Place, RandomAccessSource
 from trainpipes.sources.files.file_reader import cut_evenly
 from trainpipes.sources.files.formats import chosen, inner_paths, one_line
@@ -107,12 +108,25 @@ class ReadLance(ReadTable, random_access=True):
             require(False, "read_lance(version)", rule, number)
         if (time := instant(number, "read_lance(version)")) is not None:
             with self._explained(f"{self.uri} has no version of {number}"):
-                return opened(asof=time.astimezone().replace(tzinfo=None)), newest
+                before = time.astimezone() + timedelta(microseconds=1)
+                return opened(asof=before.replace(tzinfo=None)), newest
         try:
             return opened(version=number), newest
         except Exception as error:
             why = f"it was cleaned up ({type(error).__name__}), and the newest is {newest}"
             raise self._gone(number, why) from error
+
+
+def _names(table: Any, files: Sequence[Sequence[Any]], uri: str) -> list[list[str]]:
+    """The files of fragments by their whole names: those of a shallow clone lie with its original."""
+    bases = table.base_paths() if hasattr(table, "base_paths") else {}
+    roots = {
+        number: listed_as(base.path).rstrip("/") + "/data" * base.is_dataset_root
+        for number, base in bases.items()
+    }
+    return [
+        [f"{roots.get(file.base_id, f'{uri}/data')}/{file.path}" for file in each] for each in files
+    ]
 
 
 class LanceRows(RandomAccessSource):
@@ -135,8 +149,10 @@ class LanceRows(RandomAccessSource):
         )
         rows = [each.physical_rows - gone for each, gone in zip(fragments, deleted, strict=True)]
         self._deleted = deleted
-        self.names = [f"{uri}/data/{path}" for paths in files for path in paths]
-        self._first_name = [f"{uri}/data/{paths[0]}" for paths in files]
+        names = _names(table, [each.files for each in fragments], uri)
+        self.names = [name for of_fragment in names for name in of_fragment]
+        self._first_name = [of_fragment[0] for of_fragment in names]
+        self._relative = [paths[0] for paths in files]
         blocks = [np.diff(cut_evenly(count, BLOCK_ROWS)) for count in rows]
         self.lengths = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
         counts = [len(each) for each in blocks]
@@ -149,7 +165,7 @@ class LanceRows(RandomAccessSource):
         self._content, self._newest = digest([path for paths in files for path in paths]), newest
 
     def relative_names(self) -> list[str]:
-        return [name.removeprefix(f"{self._uri}/data/") for name in self._first_name]
+        return self._relative
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         first = int(self._starts[block])
