@@ -81,6 +81,18 @@ def test_tables_may_come_one_by_one_in_batches_and_in_other_types_that_fit(folde
     assert [type(value) for value in xs(pipe)] == [float] * 30
 
 
+def test_columns_are_chosen_of_a_schema(folder):
+    def both(file: BinaryIO) -> pa.Table:
+        x = np.frombuffer(file.read(), "<i8")
+        return pa.table({"x": x, "y": 2 * x})
+
+    schema = pa.schema([("x", pa.int64()), ("y", pa.float64())])
+    pipe = tp.read_files(folder, both, count, columns=["y"], schema=schema)
+    assert list(pipe.take(2)) == [{"y": 0.0}, {"y": 2.0}]
+    with pytest.raises(tp.SchemaError, match="no column 'z'"):
+        len(tp.read_files(folder, both, count, columns=["z"], schema=schema))
+
+
 @pytest.mark.parametrize("counts", [[0, 3], [0, 0, 2, 0, 1], [2, 0, 1, 0]])
 def test_blocks_without_rows_may_stand_anywhere(counts: list[int], tmp_path: Path) -> None:
     path = tmp_path / "a.rec"

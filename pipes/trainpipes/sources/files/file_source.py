@@ -146,6 +146,8 @@ def scanned(
     known: Any = None,
     **how: Any,
 ) -> FileSource:
+    if schema is not None and columns is not None:
+        schema = pa.schema(list(formats.chosen(schema, columns, caller, "schema=").values()))
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
     store.complete(lambda job: format.scan(job.data), caller, **how)
     kind = NumberedFiles if format.random_access else FileSource
