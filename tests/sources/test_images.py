@@ -243,6 +243,13 @@ def test_captions_of_a_large_csv_have_line_ends(tmp_path: Path) -> None:
     assert [row["caption"] for row in rows] == [caption] * 40
 
 
+def test_labels_of_a_store_are_opened_by_the_options_of_the_files(s3):
+    system, place = fsspec.filesystem("s3", **s3), "test-images/labelled"
+    system.pipe({f"{place}/a.png": b"...", f"{place}/labels.csv": b"image,x\na.png,7\n"})
+    files = tp.list_files(f"s3://{place}/*.png", storage_options=s3)
+    assert [row["x"] for row in files.read_images(labels=f"s3://{place}/labels.csv")] == [7]
+
+
 def test_classes_on_a_server_are_the_same(tmp_path):
     tree(tmp_path, NAMES)
     memory = fsspec.filesystem("memory")
@@ -305,6 +312,7 @@ def test_names_in_a_csv_are_whole_or_below_a_folder(content, server, tmp_path):
         ("picture,x\na.png,1\n", tp.SchemaError, "needs a column with the files' names"),
         ("file_name,bytes\na.png,1\nb.png,2\n", tp.SchemaError, "rename it"),
         ("file_name,path\na.png,1\nb.png,2\n", tp.SchemaError, "a column 'path'.*rename it"),
+        ("file_name,x,x\na.png,1,2\nb.png,1,2\n", tp.SchemaError, "a column 'x' twice"),
         ("file_name,x\na.png,1\nb.png\n", tp.UnreadableError, "cannot be read as CSV"),
         (None, tp.MissingFilesError, "labels.csv"),
     ],

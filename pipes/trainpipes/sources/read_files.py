@@ -218,21 +218,26 @@ class ReadBytes(file_reader.FileReader, has_blocks=True, random_access=True):
         if self.labels == "folder":
             listed, more = by_folder(listed, urls_of(files[0]), self, len(files) > 1)
         elif self.labels is not None:
-            more = self._by_csv(listed, below_all(listed, urls_of(files[0])))
+            urls = urls_of(files[0])
+            same = str(self.labels).partition("://")[0] in {url.partition("://")[0] for url in urls}
+            options = files[0].options["storage_options"] if same else None
+            more = self._by_csv(listed, below_all(listed, urls), options)
         return WholeFiles(listed, more, self.block_rows, str(self))
 
-    def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
+    def _by_csv(
+        self, files: FileList, below: list[str], of_files: Mapping[str, Any] | None
+    ) -> pa.Table:
         path = str(self.labels)
 
         def unfit(why: str) -> errors.SchemaError:
             return errors.SchemaError(f"{self}: {path} {why}", path=path)
 
-        retry = files.retry
-        listed = ListFiles(
-            path, suffix="", storage_options=self.storage_options, retry=retry
-        ).files()
+        retry, options = files.retry, {**(of_files or {}), **(self.storage_options or {})}
+        listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
         parsed = partial(_parsed_csv, _content(listed, Requests(retry), 0), path, self.name)
         table = parsed({})
+        if twice := repeated(table.column_names):
+            raise unfit(f"names a column {twice[0]!r} twice: rename one")
         column = next((name for name in NAMES if name in table.column_names), None)
         if column is None:
             there = f"one of {list(NAMES)}; its first line has {table.column_names}"
