@@ -369,6 +369,17 @@ def test_text_that_is_not_utf8_is_named_by_line_and_byte(
     assert "\ufffd" in json.dumps(replaced, ensure_ascii=False)
 
 
+def test_names_of_csv_columns_that_are_not_utf8_are_replaced_if_that_is_asked(write):
+    path = write("a.csv", "größe,b\n1,ß\n".encode("latin-1"))
+    names = "gr\ufffd\ufffde", "b"
+    index = path.removesuffix(".csv") + ".arrow"
+    for _ in range(2):
+        pipe = tp.read_csv(path, errors="replace", index=index)
+        assert rows(pipe) == [dict(zip(names, (1, "\ufffd"), strict=True))]
+    with pytest.raises(tp.UnreadableError, match="byte 2 of its first line is not UTF-8"):
+        rows(tp.read_csv(path, index=index))
+
+
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),

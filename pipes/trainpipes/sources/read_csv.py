@@ -135,7 +135,7 @@ class Csv(TextFormat):
 
     def _header(self, line: bytes, delimiter: str) -> tuple[str, ...]:
         try:
-            text = line.decode("utf-8")
+            text = line.decode("utf-8", "replace" if self.replace else "strict")
         except UnicodeDecodeError as error:
             raise BadFileError(
                 f"byte {error.start:,} of its first line is not UTF-8: write it as UTF-8"

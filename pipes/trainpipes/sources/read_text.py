@@ -58,6 +58,7 @@ class TextReader(FileReader, has_blocks=True):
         form, listed, caller, options = self.form, self.listed(files), str(self), self.options
         shape = [options[name] for name in SHAPE if name in options]
         shape += ["bad rows are left out"] * form.leaves_out
+        shape += ["names are replaced"] * (form.names_columns and form.replace)
         key = json.dumps([*shape, form.max_row_bytes, text_pieces.PIECE_BYTES])
         local = all(map(is_local, listed.systems))
         store = IndexStore(
