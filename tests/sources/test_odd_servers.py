@@ -53,6 +53,11 @@ def test_a_server_that_stops_to_know_ranges_is_named_with_the_file_and_a_way_out
         assert caught.value.path == f"{server.url}/{name}"
 
 
+def test_a_star_in_a_query_is_no_pattern(server, folder):
+    rows = list(tp.read_json(f"{server.url}/a.jsonl?columns=*"))
+    assert rows == list(tp.read_json(folder / "a.jsonl"))
+
+
 @pytest.mark.parametrize("when", ["listing", "rows"])
 @pytest.mark.parametrize("name", READERS)
 def test_a_redirection_to_nowhere_ends_after_a_few_tries(server, name, when):

@@ -426,6 +426,22 @@ def test_a_call_that_never_returns_is_left_behind(shaky, call):
         over.set()
 
 
+def test_a_store_that_cannot_be_opened_with_new_credentials_denies_access(shaky, monkeypatch):
+    class Denied(OSError):
+        status = 401
+
+    def fail(call: str, path: str) -> None:
+        def init(*_: object, **__: object) -> None:
+            raise ValueError("no credentials")
+
+        monkeypatch.setattr(Shaky, "__init__", init)
+        raise Denied("who are you")
+
+    Shaky.fail = staticmethod(fail)
+    with pytest.raises(tp.UnreachableError, match=r"denies access \(Denied: who are you\)"):
+        list(tp.list_files(shaky).read_parquet())
+
+
 def test_an_error_that_is_not_about_the_server_is_not_tried_again(shaky):
     calls: list[str] = []
 

@@ -226,7 +226,10 @@ def renew(system: Any, used: Any) -> bool:
     with _renewing:
         if current(system) is used:  # else another thread has just done so
             options = {**system.storage_options, "use_listings_cache": False}
-            again = type(system)(*system.storage_args, **options, skip_instance_cache=True)
+            try:
+                again = type(system)(*system.storage_args, **options, skip_instance_cache=True)
+            except Exception:
+                return False  # as there are no credentials: what was denied is said
             try_once(again)
             _renewed[system] = os.getpid(), again
     return True

@@ -38,6 +38,8 @@ log = logging.getLogger("trainpipes")
 
 #: What the log of a Delta table is called, and how an Iceberg table's descriptions end.
 DELTA_LOG, METADATA = "_delta_log", ".metadata.json"
+#: Of URLs in which "?" begins a query.
+HTTP = ("http://", "https://")
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
 #: How names of pictures, videos and sounds end. Those of cameras may begin with "_".
@@ -106,12 +108,13 @@ def check_tables(tree: Folders, files: Sequence[str], marks: Iterable[str]) -> N
 
 
 def wild(path: str) -> str:
-    return "*" if path.startswith(("http://", "https://")) else "*?["
+    return "*" if path.startswith(HTTP) else "*?["
 
 
 @lru_cache
 def has_magic(path: str) -> bool:
-    return any(c in path for c in wild(path))
+    named = path.partition("?")[0] if path.startswith(HTTP) else path  # a query is no pattern
+    return any(c in named for c in wild(path))
 
 
 def names_in(path: str) -> list[str]:
