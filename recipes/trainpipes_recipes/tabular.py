@@ -4,6 +4,7 @@ import datetime
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ NUMBERS = (
     "int",
     "uint",
     "float",
+    "bfloat",
     "double",
     "halffloat",
     "decimal",
@@ -43,9 +45,11 @@ NUMBERS = (
 CATEGORIES = ("string", "large_string", "str", "bool", "dictionary")
 #: Names of the index that pandas writes to CSV, writes again, and writes to Parquet.
 INDEX = ("", "Unnamed: 0", "__index_level_0__")
-LISTS = ("list", "large_list")
+LISTS = ("list", "large_list", "fixed_size_list")
 #: How those begin that are predicted as numbers.
-FLOATS = ("float", "double", "halffloat", "decimal", "Decimal")
+FLOATS = ("float", "bfloat", "double", "halffloat", "decimal", "Decimal")
+#: Types of Python values that do not say what a column holds.
+UNTOLD = ("NoneType", "tuple", "ndarray", "Tensor", "Timestamp")
 
 
 @documented
@@ -128,8 +132,7 @@ def tabular(
         whole_number(max_size, 1, "tabular(max_size)")
     data = Input("tabular", files, storage_options)
     (label,) = data.find({"label": label}, LABELS)
-    every = data.rows()
-    types = every.explain(world_size=1).columns
+    types = _types(data, label)
     numbers, categories = ([n] if isinstance(n, str) else n for n in (numbers, categories))
     by_type = numbers is None or categories is None
     beside = _columns_of(valid) if isinstance(valid, list | tuple) else []
@@ -220,6 +223,11 @@ class Stacked(BatchStage):
     categories: Sequence[str]
 
     def apply(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for column in self.categories:
+            if f"{column}_offsets" in batch:
+                way = "make a column of each by map(), or lists of them"
+                said = f"tabular: column {column!r} holds tensors of several values"
+                raise SchemaError(f"{said}: {way}")
         several = {"numbers": self.numbers, "categories": self.categories}
         stacked = {
             name: torch.stack([batch.pop(column) for column in columns], 1)
@@ -227,6 +235,35 @@ class Stacked(BatchStage):
             if columns
         }
         return {**stacked, **batch}
+
+
+def _types(data: Input, label: str) -> dict[str, str]:
+    """The types of the columns, as text. Of Python's rows they are those of the first row's values; where one
+    of these says too little, that of the column which the first rows make.
+    """
+    types = data.rows().explain(world_size=1).columns
+    for name, kind in types.items():
+        if kind not in UNTOLD and (name, kind) != (label, "int"):  # which may stand beside floats
+            continue
+        with suppress(SchemaError):  # of values that make no column
+            made = data.rows([name]).map_batches(_unchanged).explain(world_size=1).columns[name]
+            if kind == "NoneType" or not made.startswith(LISTS) or _are_categories(_inner(made)):
+                types[name] = made
+    return types
+
+
+def _unchanged(table: pa.Table) -> pa.Table:
+    return table
+
+
+def _inner(kind: str) -> str:
+    """The type of a list's values."""
+    return kind.partition(": ")[2]
+
+
+def _are_categories(kind: str) -> bool:
+    """Whether a type is that of single categories, where they are named or in lists."""
+    return kind.startswith(("int", "uint", *CATEGORIES)) and not kind.startswith("struct")
 
 
 def _features(
@@ -242,7 +279,12 @@ def _features(
         numbers = [name for name, kind in free.items() if kind.startswith(NUMBERS)]
     if categories is None:
         known = (*CATEGORIES, *LISTS)
-        categories = [name for name, kind in free.items() if kind.startswith(known)]
+        categories = [
+            name
+            for name, kind in free.items()
+            if kind.startswith(known)
+            and (not kind.startswith("fixed_size_list") or _are_categories(_inner(kind)))
+        ]
     twice = sorted({*numbers} & {*categories} | {named[0]} & {*numbers, *categories})
     if twice or not (numbers or categories):
         got = f"{twice[0]!r} twice" if twice else "none"

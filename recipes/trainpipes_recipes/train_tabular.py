@@ -38,8 +38,9 @@ class Network(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(size, embedding) for size in sizes)
-        self.bags = nn.ModuleDict(
-            {name: nn.EmbeddingBag(size, embedding, mode="mean") for name, size in lists.items()}
+        self.lists = [*lists]  # a ModuleDict takes no "items", and no name with a dot
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(size, embedding, mode="mean") for size in lists.values()
         )
         inputs = numbers + embedding * (len(sizes) + len(lists))
         self.layers = nn.Sequential(
@@ -52,7 +53,8 @@ class Network(nn.Module):
         parts += [
             embedding(batch["categories"][:, n]) for n, embedding in enumerate(self.embeddings)
         ]
-        parts += [bag(batch[name], batch[f"{name}_offsets"]) for name, bag in self.bags.items()]
+        bags = zip(self.lists, self.bags, strict=True)
+        parts += [bag(batch[name], batch[f"{name}_offsets"]) for name, bag in bags]
         outputs: Tensor = self.layers(torch.cat(parts, 1))
         return outputs
 

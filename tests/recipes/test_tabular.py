@@ -24,6 +24,7 @@ import trainpipes as tp
 from every_recipe import purchases
 from resuming import check_resume
 from trainpipes_recipes import tabular, training
+from trainpipes_recipes.train_tabular import network_of
 
 SMALL: dict[str, Any] = {"batch_size": 4, "num_shards": 4, "buffer_size": 16, "drop_last": False}
 CATEGORIES = ["user", "item", "device", "seen"]
@@ -323,3 +324,40 @@ def test_columns_taken_by_their_types_are_logged(caplog: pytest.LogCaptureFixtur
         assert caplog.messages == []
         tabular(rows, label="label", **options)
     assert caplog.messages == ["tabular takes numbers from ['id'], categories from ['city']"]
+
+
+def test_what_columns_hold_is_told_by_more_than_the_first_of_pythons_rows() -> None:
+    """A None, a tuple or an array says nothing of the type, and an integer may stand beside floats."""
+    rows = [
+        {"age": None, "city": None, "seen": (1, 2), "at": np.array([3]), "label": 1},
+        {"age": 2, "city": "x", "seen": (), "at": np.array([4, 5]), "label": 2.5},
+    ]
+    far = [{**row, "far": np.array([0.5, 1.5]), "none": None} for row in rows]  # are no categories
+    for data in (rows, far):
+        batch = tabular(tp.from_dataset(data), batch_size=2, num_shards=1).peek()
+        assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
+            "numbers": [2, 1], "categories": [2, 1], "seen": [2], "seen_offsets": [2],
+            "at": [3], "at_offsets": [2], "labels": [2],
+        }  # fmt: skip
+        assert sorted(batch["labels"].tolist()) == [1.0, 2.5]
+        assert sorted(batch["categories"].flatten().tolist()) == [0, 2]
+
+
+def test_lists_of_one_length_are_lists_of_categories() -> None:
+    seen = pa.array([[1, 2], [2, 3], [1, 9], [2, 2]], pa.list_(pa.int64(), 2))
+    far = pa.array([[0.5, 1.5]] * 4, pa.list_(pa.float32(), 2))
+    rows = tp.from_arrow(pa.table({"x": range(4), "seen": seen, "far": far, "label": [0, 1] * 2}))
+    for options in ({}, {"categories": ["seen"]}):
+        batch = tabular(rows, batch_size=4, num_shards=1, **options).peek()
+        assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
+            "numbers": [4, 1], "seen": [8], "seen_offsets": [4], "labels": [4],
+        }  # fmt: skip
+    tensors = tp.from_tensors(seen=torch.tensor(seen.to_pylist()), label=torch.arange(4) % 2)
+    with pytest.raises(tp.SchemaError, match="'seen' holds tensors of several values: make"):
+        tabular(tensors, numbers=[], categories=["seen"], batch_size=4, num_shards=1).peek()
+
+
+def test_a_network_takes_lists_of_any_name() -> None:
+    rows = [{"items": [n, 7], "a.b": [n], "label": n % 2} for n in range(4)]
+    pipe = tabular(tp.from_dataset(rows), batch_size=4, num_shards=1)
+    assert network_of(pipe)(pipe.peek()).shape == (4, 2)
