@@ -85,8 +85,9 @@ def test_labels_of_the_rows_are_kept() -> None:
     assert batch["labels"].tolist() == [[-100, 2, -100, -100, 2, -100]]
 
 
-def test_rows_with_padding_are_refused(tmp_path: Path) -> None:
-    table = pa.table({"input_ids": [[1, 2], [3, 0]], "attention_mask": [[1, 1], [1, 0]]})
+@pytest.mark.parametrize("name", ["input_ids", "tokens"])
+def test_rows_with_padding_are_refused(name: str, tmp_path: Path) -> None:
+    table = pa.table({name: [[1, 2], [3, 0]], "attention_mask": [[1, 1], [1, 0]]})
     pq.write_table(table, tmp_path / "a.parquet")
     pipe = tokens(tmp_path, max_length=6, batch_size=1, epochs=1, num_shards=1)
     with pytest.raises(tp.DataError, match=r"must be 1 on .*, got 0 on padding") as caught:

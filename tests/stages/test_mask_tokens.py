@@ -170,6 +170,11 @@ def test_padding_is_not_hidden() -> None:
     table = pa.table({"input_ids": [[5, 6, 7, 7]] * 3, "attention_mask": [[1, 1, 0, 0]] * 3})
     _, labels = pairs(tp.from_arrow(table).mask_tokens(1.0, **KNOWN))
     assert labels.tolist() == [5, 6, -100, -100] * 3
+    named = tp.from_arrow(table.rename_columns(["ids", "attention_mask"]))
+    for pipe in (named.mask_tokens(1.0, column="ids", **KNOWN), named.add_labels("ids")):
+        assert [row["labels"] for row in pipe] == [[5, 6, -100, -100]] * 3
+    both = tp.from_arrow(table.append_column("ids", pa.array([[5]] * 3)))  # it is not of these
+    assert [row["labels"] for row in both.add_labels("ids")] == [[5]] * 3
 
 
 @pytest.mark.parametrize("method", ["concat", "best_fit"])

@@ -117,8 +117,9 @@ class Truncate(TargetStage, RunStage, takes="columns"):
 
 def padding_of(block: Block, column: str, lengths: IntArray, stage: Stage) -> Flags | None:
     """Which ids are padding by the rows' own "attention_mask", bool ``[ids]``; None if none is."""
-    if column != "input_ids" or "attention_mask" not in names_of(block, stage):
-        return None
+    names = names_of(block, stage)
+    if "attention_mask" not in names or (column != "input_ids" and "input_ids" in names):
+        return None  # it is of other ids
     mask, mask_lengths = numbers_of(block, "attention_mask", stage)
     check_beside(block.ids, "attention_mask", mask_lengths, column, lengths, stage)
     return None if mask.all() else mask == 0
