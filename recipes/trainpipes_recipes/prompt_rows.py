@@ -89,6 +89,9 @@ class PromptRows(CheckedRows):
         tools_column = None if self.tokenizer is None else self.tools
         self._check_keys(row, self.column, self.context, tools_column)
         prompt, more = row[self.column], row[self.context] if self.context else None
+        if prompt is None and self.on_error == "keep":
+            way = 'leave such rows out by on_error="skip", or with filter()'
+            raise tp.DataError(f"column {self.column!r} is null, which is no prompt to keep: {way}")
         if not isinstance(more, str | None) or (more and not isinstance(prompt, str | None)):
             said = f"column {self.context!r} goes on with prompts, and both are text"
             raise tp.SchemaError(f"{said}, got {more!r:.80} after {prompt!r:.80}")

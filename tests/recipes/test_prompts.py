@@ -255,3 +255,13 @@ def test_rows_that_cannot_be_read_are_left_out(bad: dict[str, Any], options: Any
         list(make())
     assert caught.value.row == 1
     assert len(list(make(on_error="skip"))) == 1
+
+
+@pytest.mark.parametrize("tokenizer", [None, "bytes"])
+@pytest.mark.parametrize("prompt", ["a", ASKED])
+def test_a_null_is_no_prompt_to_keep(prompt: Any, tokenizer: Any) -> None:
+    rows = tp.from_dataset([{"prompt": prompt}, {"prompt": None}])
+    tokenizer = small_tokenizer() if tokenizer and prompt is ASKED else tokenizer
+    with pytest.raises(tp.DataError, match="'prompt' is null, which is no prompt") as caught:
+        list(prompts(rows, tokenizer, batch_size=None, on_error="keep", **SMALL))
+    assert caught.value.row == 1
