@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 import trainpipes as tp
 from trainpipes._internal.checks import require, whole_number, wrong
+from trainpipes.tokenizers.chat import messages_of
 from trainpipes_recipes.inputs import Input
 from trainpipes_recipes.prompts import prompts
 
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("give --url or --function")
     if args.function is not None and args.prompt is not None:
         parser.error("--prompt is for --url: a function takes the whole row")
+    if args.function is not None and not all(args.function.partition(":")):
+        parser.error(f"--function must be module:name, got {args.function}")
     if args.url is not None:
         answer = functools.partial(ask, args.url, args.model, args.max_tokens)
         rows = prompts(args.files, prompt=args.prompt, train=False, num_shards=1, batch_size=None)
@@ -76,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str | None:
     """The answer of an endpoint to a row's prompt; None of one without text, as of a call of a tool."""
     prompt = row["prompt"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    is_text = isinstance(prompt, str)
+    # Nulls that Arrow puts in for missing keys are refused by some endpoints.
+    messages = [{"role": "user", "content": prompt}] if is_text else messages_of(prompt, False)
     body = {"model": model, "messages": messages, "max_tokens": max_tokens}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("OPENAI_API_KEY"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -21,7 +22,8 @@ import pytest
 import trainpipes as tp
 from interpreters import pid_of, python
 from recipes.generate_runs import ROWS, run
-from trainpipes_recipes.generate import generate, main, write
+from trainpipes_recipes.generate import ask, generate, main, write
+from trainpipes_recipes.prompts import prompts
 
 
 @pytest.mark.parametrize("order", ["ordered", "as they come"])
@@ -213,3 +215,34 @@ def test_a_column_of_prompts_is_for_an_endpoint(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["--files", "x", "--output", "y", "--function", "a:b", "--prompt", "question"])
     assert "--prompt is for --url" in capsys.readouterr().err
+
+
+def test_messages_are_sent_without_the_nulls_of_their_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+
+    def answers(request: Any, timeout: float) -> io.BytesIO:
+        sent.append(json.loads(request.data)["messages"])
+        return io.BytesIO(b'{"choices": [{"message": {"content": "yes"}}]}')
+
+    monkeypatch.setattr("urllib.request.urlopen", answers)
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "a", "name": "me"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "b"},
+    ]
+    rows = tp.from_arrow(pa.Table.from_pylist([{"prompt": talk}]))
+    (row,) = prompts(rows, batch_size=None, num_shards=1, train=False)
+    assert ask("http://host/v1", "m", 5, row) == "yes"
+    assert sent == [talk]
+
+
+@pytest.mark.parametrize("function", ["answers", "answers:", ":answer"])
+def test_a_function_has_a_module_and_a_name(
+    function: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--files", "x", "--output", "y", "--function", function])
+    assert f"--function must be module:name, got {function}" in capsys.readouterr().err
