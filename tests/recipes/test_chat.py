@@ -425,3 +425,13 @@ def test_what_is_missing_is_told() -> None:
     said = "must be a tokenizer of transformers, or the name or folder"
     with pytest.raises(tp.ConfigError, match=said):
         chat(rows(GOOD), "bytes")
+
+
+def test_a_key_may_be_null_in_ten_thousand_rows() -> None:
+    kind = pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", "name")]))
+    table = pa.table({"messages": pa.array([GOOD] * 10_001, kind)})
+    (batch,) = (
+        tp.from_arrow(table[:4]).take(4).batch(4).chat_template(small_tokenizer()).pad_collate()
+    )
+    found = chat(tp.from_arrow(table), small_tokenizer(), batch_size=4, num_shards=1).peek()
+    assert torch.equal(found["labels"], batch["labels"])

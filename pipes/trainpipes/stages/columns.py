@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Self
 
@@ -28,6 +28,7 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage
+from trainpipes.tokenizers.engine import Ragged
 
 
 class ChooseStage(kinds.RunStage, takes="columns or objects", gives="choice"):
@@ -190,6 +191,28 @@ def with_column(table: pa.Table, field: str | pa.Field, column: Any) -> pa.Table
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), field, column)
     return table.append_column(field, column)
+
+
+def with_ids(
+    block: Block, columns: Mapping[str, Ragged], gone: Collection[str], caller: Stage
+) -> Block:
+    """Rows with columns of token ids for those that are gone; rows that are dicts have arrays."""
+    data: Any = block.data
+    rows = data if isinstance(data, list) else [data.column_names]
+    present = {name for row in rows for name in row if name not in gone}
+    for name in columns:
+        if name in present:
+            raise taken(name, caller)
+    if isinstance(data, list):
+        lists = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
+        other_columns = ({k: v for k, v in row.items() if k not in gone} for row in data)
+        ids = (dict(zip(columns, values, strict=True)) for values in lists)
+        pairs = zip(other_columns, ids, strict=True)
+        return block.with_data([row | ids_of_row for row, ids_of_row in pairs])
+    data = data.drop_columns(list({*gone}))
+    for name, ragged in columns.items():
+        data = data.append_column(name, ragged.to_arrow())
+    return block.with_data(data)
 
 
 def check_collates(caller: Stage, below: Sequence[Stage]) -> None:

@@ -26,7 +26,7 @@ from trainpipes.interfaces import read_columns
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.stage import Stage, Tally, made_once
-from trainpipes.stages.columns import taken
+from trainpipes.stages.columns import with_ids
 from trainpipes.stages.tokenizing import Tokenizes, WereCut
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair, Ragged, TokenizerEngine, assemble
@@ -395,7 +395,8 @@ class Tokenize(Tokenizes):
         except Exception as error:
             read_columns.blame(error, self, self._culprit(texts, block))
             raise
-        run = run.with_block(block.with_data(self._put(block, columns)))
+        gone_columns = () if self.keep_text else self._texts
+        run = run.with_block(with_ids(block, columns, gone_columns, self))
         run = self._checked(run, columns, block, cut)
         if gone is not None:  # counted last: the share that is left out is of all rows
             self.without_target.drop(gone, np.ones(len(gone), int), lambda _: "a text is null")
@@ -480,21 +481,3 @@ class Tokenize(Tokenizes):
             return False
 
         return int(block.ids[first_bad(len(block), fails)])
-
-    def _put(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
-        data: Any = block.data
-        rows = data if isinstance(data, list) else [data.column_names]
-        gone = set() if self.keep_text else set(self._texts)
-        present = {name for row in rows for name in row} - gone
-        for name in columns:
-            if name in present:
-                raise taken(name, self)
-        if isinstance(data, list):
-            lists = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
-            other_columns = ({k: v for k, v in row.items() if k not in gone} for row in data)
-            ids = (dict(zip(columns, values, strict=True)) for values in lists)
-            return [row | ids_of_row for row, ids_of_row in zip(other_columns, ids, strict=True)]
-        data = data.drop_columns(list(gone))
-        for name, ragged in columns.items():
-            data = data.append_column(name, ragged.to_arrow())
-        return data

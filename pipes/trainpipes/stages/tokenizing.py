@@ -23,7 +23,7 @@ from trainpipes.interfaces.quarantine import LeavesOut, LeftOut, OnError, leaves
 from trainpipes.interfaces.read_columns import at_row, blame, cells, lists_of, names_of, read
 from trainpipes.interfaces.stage import Numbers, Stage, Tally, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.stages.columns import row_table
+from trainpipes.stages.columns import columns_of, with_ids
 from trainpipes.tokenizers.adapters import Function, load
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.engine import Affixes, Ragged, TokenizerEngine, assemble, take_turns
@@ -173,6 +173,7 @@ class Tokenizes(TargetStage, RunStage):
     #: What is made of the tokenizer as it is when the stage is made, which the program may change later:
     #: copies of the stage, as in workers, have the same.
     _snapshots: ClassVar[tuple[str, ...]] = ("maker",)
+    _rows_of_batches = True
 
     @made_once
     def maker(self) -> TokenizerEngine:
@@ -363,15 +364,15 @@ class TakesTokenizer(Stage):
         return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
 
 
-class ChatTemplate(Tokenizes, takes="columns"):
+class ChatTemplate(Tokenizes):
     """Turn conversations into token ids with the tokenizer's chat template.
 
     A conversation is a list of messages, dicts with "role" and "content". Its column is replaced by
-    "input_ids" and "labels", lists of int32: labels are the ids of the assistant's turns with the
-    token that ends each, and -100 elsewhere. A turn is the text that the template marks
-    (``{% generation %}``); else the text that it adds to the messages before it and the generation prompt.
-    A template that changes earlier turns once others follow is refused. The labels of a turn with "weight"
-    0, as OpenAI's files have it, or "train" False are -100.
+    "input_ids" and "labels", lists of int32 (in rows that are dicts, int32 arrays): labels are the ids
+    of the assistant's turns with the token that ends each, and -100 elsewhere. A turn is the text that
+    the template marks (``{% generation %}``); else the text that it adds to the messages before it and
+    the generation prompt. A template that changes earlier turns once others follow is refused. The
+    labels of a turn with "weight" 0, as OpenAI's files have it, or "train" False are -100.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or its name or folder.
@@ -436,28 +437,30 @@ class ChatTemplate(Tokenizes, takes="columns"):
         return {k: v for k, v in identity.items() if v is not None}
 
     def process(self, run: Run) -> Run:
+        self._check_rows(run)
         self.refuse_batches(run)
+        block = run.block
+        if not isinstance(block.data, list):
+            block = columns_of(block, self)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
-        block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
-        conversations = [
-            table.column(name).to_pylist()
-            if name == self.tools
-            else python_values(table.column(name))
-            for name in taken
-        ]  # tools stay as JSON text
-        table = table.drop_columns([self.column])
+        conversations = [self._values(block, name) for name in taken]
         written, bad = self._written(block, conversations)
         ids, said = self._chat.encode(written)
         columns = {"input_ids": ids}
         if self.labels:
             labels = np.where(said, ids.values, np.int32(IGNORED))
             columns["labels"] = Ragged(labels, ids.offsets)
-        for key, column in columns.items():
-            columns[key] = assemble([column], room=self.max_length)[0]
-            table = table.append_column(key, columns[key].to_arrow())
-        run, most = run.with_block(block.with_data(table)), self.max_length
+        columns = {k: assemble([c], room=self.max_length)[0] for k, c in columns.items()}
+        run, most = run.with_block(with_ids(block, columns, {self.column}, self)), self.max_length
         cut = None if most is None else ids.lengths > most
         return self._checked(run, columns, block, cut, bad)
+
+    def _values(self, block: Block, name: str) -> list[Any]:
+        """A column as Python values: of JSON all but tools, which stay text."""
+        column = cells(block, name, self)
+        if isinstance(column, list):
+            return column
+        return list(column.to_pylist()) if name == self.tools else python_values(column)
 
     def _written(
         self, block: Block, conversations: list[list[Any]]
