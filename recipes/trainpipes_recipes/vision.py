@@ -249,7 +249,8 @@ def _said(edges: Any, spans: Sequence[tuple[int, int]], moved: Sequence[Mapping[
     said = np.zeros(len(edges), dtype=np.bool_)
     for span in spans:
         first, stop = (place + gained[bisect_right(ends, place)] for place in span)
-        said |= held(first, stop)
+        if first < stop:
+            said |= held(first, stop)
     for move in moved:
         said &= ~held(*move["new_span"])
     return said

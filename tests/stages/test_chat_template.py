@@ -164,6 +164,16 @@ def test_a_turn_ends_with_the_last_byte_of_its_last_character(template: str) -> 
     assert spoken(row) == ["smile 🙂", "猫"]
 
 
+@pytest.mark.parametrize("template", [OPEN, UNMARKED])
+def test_a_token_across_an_empty_turn_is_not_learnt(template: str) -> None:
+    joining = copy.deepcopy(chat_tokenizer())
+    joining.add_tokens([":\n\n"])
+    pipe = rows(messages("a", "")).chat_template(joining, template=template, on_error="keep")
+    (row,) = pipe
+    assert joining.convert_tokens_to_ids(":\n\n") in row["input_ids"]
+    assert spoken(row) == []
+
+
 def test_spaces_count_where_the_tokenizer_leaves_them_out_of_its_offsets() -> None:
     from tokenizers import processors
 
@@ -447,3 +457,26 @@ def test_a_fork_in_the_middle_of_a_conversation_leaves_the_child_free(
     monkeypatch.setattr(chat_template_utils, "datetime", clock)
     assert chat.write(TALK) == expected
     assert clock.answers == [True]
+
+
+def test_messages_of_python_rows_need_no_common_type() -> None:
+    """Keys that come late or never: as columns they would have no type in the first rows."""
+    never = {"messages": [{**message, "name": None} for message in TALK]}
+    late = {"messages": called({"late": 1})}
+    mapped = tp.from_dataset([never] * 10_001).map(dict)
+    plain = next(iter(rows(TALK).chat_template(chat_tokenizer())))
+    found = next(iter(mapped.chat_template(chat_tokenizer())))
+    assert {name: list(found[name]) for name in found} == {n: plain[n] for n in plain if n != "n"}
+    pipe = tp.from_dataset([*[never] * 300, late]).chat_template(chat_tokenizer(), template=TOOLS)
+    for packed in (pipe.pack(64), pipe.batch(7).pad_collate()):
+        assert len(list(packed)) > 9
+    *_, last = pipe
+    assert spoken(last)[0] == '{"name": "add", "arguments": {"late": 1}}'
+    batch = (
+        tp.from_dataset([never] * 4).batch(4).chat_template(chat_tokenizer()).pad_collate().peek()
+    )
+    assert batch["labels"][3].tolist() == plain["labels"]
+    with pytest.raises(tp.SchemaError, match="no column 'messages'"):
+        list(tp.from_dataset([never, {"text": "x"}]).chat_template(chat_tokenizer()))
+    with pytest.raises(tp.SchemaError, match="a column 'labels' already"):
+        list(tp.from_dataset([{**never, "labels": 1}]).chat_template(chat_tokenizer()))

@@ -136,7 +136,8 @@ class Chat(Loaded):
                 mask = np.zeros(len(encoding), dtype=np.bool_)
                 for first, stop in chat.spans:  # all tokens that hold any of it
                     held = np.flatnonzero((edges[::2] < stop) & (edges[1::2] > first))
-                    mask[slice(held[0], held[-1] + 1) if len(held) else slice(0)] = True
+                    if first < stop and len(held):
+                        mask[held[0] : held[-1] + 1] = True
                 masks.append(mask)
         return Ragged.of_rows(ids), np.concatenate(masks)
 
