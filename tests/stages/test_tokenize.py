@@ -128,6 +128,8 @@ class TestIds:
         ended = column(Tokenize(tokenizer=spm, add_eos=True), TEXTS)
         assert ended == [[*ids, processor.eos_id()] for ids in expected]
         assert Tokenize(tokenizer=spm).pad_id == processor.pad_id() == 3
+        special = [processor.unk_id(), processor.bos_id(), processor.eos_id(), processor.pad_id()]
+        assert Tokenize(tokenizer=spm).maker.special.all_ids() == sorted(special)
 
     def test_of_tiktoken_are_its_own(self) -> None:
         pytest.importorskip("tiktoken")
@@ -774,3 +776,11 @@ def test_a_second_token_at_the_end_is_warned_of(concat: list[str] | None) -> Non
     rows = tp.from_arrow(pa.table({**columns, "text": ["", "hi[SEP]"]}))
     with pytest.warns(UserWarning, match=r"end with '\[SEP\]'.*pass add_special_tokens=False"):
         list(rows.tokenize(tokenizer, **options))
+
+
+def test_python_rows_that_were_batched_are_tokenized_and_padded() -> None:
+    rows = [{"text": "a" * n} for n in range(8)]
+    pipe = tp.from_dataset(rows).batch(4).tokenize("bytes").pad_collate()
+    table = tp.from_arrow(pa.Table.from_pylist(rows)).batch(4).tokenize("bytes").pad_collate()
+    pairs = zip(pipe, table, strict=True)
+    assert all(a["input_ids"].tolist() == b["input_ids"].tolist() for a, b in pairs)

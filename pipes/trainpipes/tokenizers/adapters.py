@@ -261,7 +261,8 @@ class SentencePiece(TokenizerEngine):
     def special(self) -> Special:
         end = self._id("eos")
         ends = {} if end is None else {self.loaded.id_to_piece(end): end}
-        return Special(ends, self._id("pad"))
+        ids = [i for name in ("unk", "bos", "eos", "pad") if (i := self._id(name)) is not None]
+        return Special(ends, self._id("pad"), ids=ids)
 
     def token_id(self, token: str) -> int | None:
         number = int(self.loaded.piece_to_id(token))
