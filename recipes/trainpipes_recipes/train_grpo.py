@@ -83,7 +83,7 @@ def main(
                     ids = answers(model, work.item["input_ids"], args)
                 texts = tokenizer.batch_decode(ids[:, len(work.item["input_ids"]) :])
                 judged = [(reward or likeness)(text, work.item) for text in texts]
-                groups.put((work, ids, torch.tensor(judged)))
+                groups.put((work, ids, torch.tensor(judged, dtype=torch.float32)))
         except BaseException as error:
             groups.put((None, error, None))
 

@@ -130,3 +130,8 @@ def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     step = torch.load(newest, weights_only=True)["step"]
     every = train(data, output, step + 3)
     assert [number for number, _ in every] == [step + 1, step + 2, step + 3]
+
+
+def test_a_reward_may_be_an_integer(data: Path, tmp_path: Path) -> None:
+    found = train(data, tmp_path / "run", 1, reward=lambda text, _: len(text))
+    assert [step for step, _ in found] == [1]
