@@ -102,6 +102,14 @@ def test_the_form_of_a_column_does_not_depend_on_the_rows_at_hand(format: Any) -
     assert all(isinstance(seen[n], kind) for n in (1, 2, 3))
 
 
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_list_views_beside_a_null_are_the_lists_that_they_were(format: Any) -> None:
+    lists = [[1, 2], None, [], [3]]
+    table = pa.table({"r": pa.array(lists, pa.list_view(pa.int64()))})
+    found = list(tp.from_arrow(table).map_batches(lambda columns: columns, format=format))
+    assert [row["r"] for row in found] == lists
+
+
 def test_ragged_tensors_come_back_in_their_dtype() -> None:
     table = pa.table({"r": pa.array([[1, 2], [], [3]], pa.list_(pa.int16()))})
     found = tp.from_arrow(table).map_batches(lambda columns: columns, format="torch")
@@ -118,6 +126,8 @@ def test_ragged_tensors_come_back_in_their_dtype() -> None:
         pa.array([[1], [2], [], [4], [None, 5], [6]], pa.list_(pa.int64())),
         pa.array([[1, 2]] * 4 + [None, [3, 4]], pa.list_(pa.int64(), 2)),
         pa.array([[1.0, 2.0]] * 4 + [[None, 0.5], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        pa.array([[[1, 2]]] * 4 + [[None, [3, 4]], []], pa.list_(pa.list_(pa.int64(), 2))),
+        pa.array([[[1], [2]]] * 4 + [[[3, None], []], None], pa.list_(pa.list_(pa.int64()), 2)),
     ],
     ids=lambda column: str(column.type),
 )

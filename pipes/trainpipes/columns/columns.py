@@ -69,10 +69,7 @@ def to_columns(table: pa.Table, format: str) -> Any:
         return table
     columns: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        array = arrays.one_chunk(column)
-        if pa.types.is_run_end_encoded(array.type):
-            array = arrays.runs_decoded(array)
-        array = arrays.viewless(array)
+        array = arrays.viewless(arrays.laid_out(arrays.one_chunk(column)))
         if pa.types.is_dictionary(array.type):
             array = arrays.decoded(array)
         if format == "numpy":
@@ -111,9 +108,14 @@ def _holds_records(kind: pa.DataType) -> bool:
 
 
 def _leaf(array: pa.Array) -> pa.Array:
-    while arrays.is_list(array.type):
-        array = array.flatten()
-    return array
+    while True:
+        if arrays.is_list(array.type):
+            array = array.flatten()
+        elif pa.types.is_fixed_size_list(array.type):  # with what a null one holds
+            size = array.type.list_size
+            array = array.values.slice(array.offset * size, len(array) * size)
+        else:
+            return array
 
 
 def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -> BadCell:
