@@ -347,7 +347,8 @@ def test_lists_of_one_length_are_lists_of_categories() -> None:
     seen = pa.array([[1, 2], [2, 3], [1, 9], [2, 2]], pa.list_(pa.int64(), 2))
     far = pa.array([[0.5, 1.5]] * 4, pa.list_(pa.float32(), 2))
     rows = tp.from_arrow(pa.table({"x": range(4), "seen": seen, "far": far, "label": [0, 1] * 2}))
-    for options in ({}, {"categories": ["seen"]}):
+    asked: list[dict[str, Any]] = [{}, {"categories": ["seen"]}]
+    for options in asked:
         batch = tabular(rows, batch_size=4, num_shards=1, **options).peek()
         assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
             "numbers": [4, 1], "seen": [8], "seen_offsets": [4], "labels": [4],

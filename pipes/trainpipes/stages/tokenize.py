@@ -395,8 +395,8 @@ class Tokenize(Tokenizes):
         except Exception as error:
             read_columns.blame(error, self, self._culprit(texts, block))
             raise
-        gone_columns = () if self.keep_text else self._texts
-        run = run.with_block(with_ids(block, columns, gone_columns, self))
+        gone_texts: Sequence[str] = () if self.keep_text else self._texts
+        run = run.with_block(with_ids(block, columns, gone_texts, self))
         run = self._checked(run, columns, block, cut)
         if gone is not None:  # counted last: the share that is left out is of all rows
             self.without_target.drop(gone, np.ones(len(gone), int), lambda _: "a text is null")
