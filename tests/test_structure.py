@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import trainpipes
+from syntax import nodes_of, statements_of
 
 ROOT = Path(trainpipes.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -61,15 +62,15 @@ MODULES = {
 def imports_of(path: Path) -> list[tuple[str, bool, bool]]:
     """Modules that a file imports: whether at its top, and whether for types alone."""
     found = []
-    tree = ast.parse(path.read_text())
-    top = {id(node) for node in tree.body}
+    nodes = statements_of(path.read_text())
+    top = {id(node) for node in nodes[0].body}
     for_types = {
         id(node)
-        for branch in tree.body
+        for branch in nodes[0].body
         if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for node in ast.walk(branch)
+        for node in branch.body
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         about = id(node) in top, id(node) in for_types
         if isinstance(node, ast.ImportFrom) and node.module:
             named = {f"{node.module}.{alias.name}" for alias in node.names}
@@ -199,11 +200,11 @@ WITHOUT_SIGNALS = {
 
 def test_no_thread_that_gets_signals_waits_by_python_code():
     for name, path in MODULES.items():
-        tree, short = ast.parse(path.read_text()), name.removeprefix("trainpipes.")
+        text, short = path.read_text(), name.removeprefix("trainpipes.")
         for module, *_ in imports_of(path):
             if short not in WITHOUT_SIGNALS:
                 assert not module.startswith("concurrent"), f"{name} imports {module}"
-        for node in ast.walk(tree):
+        for node in nodes_of(text) if "thread" in text or "queue" in text else ():
             if isinstance(node, ast.ImportFrom) and node.module in ("threading", "queue"):
                 names = {alias.name for alias in node.names} & PYTHONS_LOCKS
                 assert not names, f"{name} imports {names}: see _internal.locks"
