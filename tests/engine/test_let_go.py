@@ -29,9 +29,14 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def no_collections() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def collected() -> None:
+    """What tests of other files have left is gone."""
     gc.collect()
+
+
+@pytest.fixture
+def no_collections(collected: None) -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()

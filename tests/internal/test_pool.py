@@ -39,7 +39,6 @@ _before: set[threading.Thread] = set()
 @pytest.fixture(autouse=True)
 def before() -> None:
     """What other tests have left does not count."""
-    gc.collect()
     _before.clear()
     _before.update(threading.enumerate())
 

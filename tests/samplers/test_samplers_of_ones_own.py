@@ -13,8 +13,8 @@ import torch.utils.data as td
 
 import trainpipes as tp
 from engine.test_randomness import global_generators_untouched, seed_everything
+from resuming import check_resume
 from trainpipes.samplers import torch_samplers
-from trainpipes.testing import check_resume
 
 ROWS = list(range(20))
 

@@ -92,7 +92,7 @@ def test_it_goes_on_from_within_each_window(tmp_path: Path, threads: int) -> Non
         pipe = tp.read_parquet(paths, columns=[*numbers(), "text"]).shuffle(125, seed=1)
         return tp.Loader(pipe.batch(16).collate(), threads=threads)
 
-    check_resume(loader, points=6, processes=0)
+    check_resume(loader, points=3, processes=0)
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -67,6 +67,7 @@ def sound_with_pauses(seconds: int, rate: int, channels: int) -> Any:
     return np.stack([samples, np.roll(samples, rate // 7)][:channels], axis=1)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("container", [None, "mp4"])
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", [16_000, 24_000, 44_100, 48_000])
