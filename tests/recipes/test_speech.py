@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ from torch_settings import torch_as_before
 ALPHABET = "characters:abc "
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 sounds of 0.2 to 1 s at 8,000 Hz; number 7 is damaged, and number 9 takes 3 s."""
-    lines = []
+    folder, lines = tmp_path_factory.mktemp("speech"), []
     for n in range(40):
         content = encoded(tone(3 if n == 9 else 0.2 + n / 50, 8000, seed=n), 8000)
-        (tmp_path / f"{n}.wav").write_bytes(content if n != 7 else content[:500])
+        (folder / f"{n}.wav").write_bytes(content if n != 7 else content[:500])
         lines.append(json.dumps({"audio": f"{n}.wav", "text": "ab c"[: 1 + n % 4]}))
-    (tmp_path / "speech.jsonl").write_text("\n".join(lines))
-    return tmp_path / "speech.jsonl"
+    (folder / "speech.jsonl").write_text("\n".join(lines))
+    return folder / "speech.jsonl"
 
 
 def small_ears(**options: Any) -> Any:
@@ -169,7 +170,7 @@ def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
 
     torch.manual_seed(0)
     model = Wav2Vec2ForCTC(small_ears())
-    found = batches(manifest, ALPHABET, output="input_values", batch_seconds=4)
+    found = batches(manifest, ALPHABET, output="input_values", batch_seconds=4)[:3]
     before = sum(model(**batch).loss for batch in found)
     before.backward()
     with torch.no_grad():
@@ -288,10 +289,7 @@ def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str
 def test_paths_begin_at_a_folder_with_an_odd_name(
     manifest: Path, tmp_path: Path, name: str, file: str
 ) -> None:
-    folder, files = tmp_path / name, [*tmp_path.iterdir()]
-    folder.mkdir()
-    for path in files:
-        path.rename(folder / path.name)
+    folder = shutil.copytree(manifest.parent, tmp_path / name)
     assert sum(len(batch["labels"]) for batch in batches(folder / file, train=False)) == 38
 
 
