@@ -66,6 +66,6 @@ def test_a_copy_has_the_weights_that_later_epochs_of_a_mix_have() -> None:
     pipe = mixed()
     pipe.load_state_dict(loader.state_dict())
     copies = [pickled(pipe), copy.copy(pipe), DataLoader(pickled(pipe), None, num_workers=1)]
-    spawned = DataLoader(pipe, None, num_workers=1, multiprocessing_context="spawn")
-    for again in [*copies, spawned, pipe]:
+    sent = DataLoader(pipe, None, num_workers=1, multiprocessing_context="forkserver")
+    for again in [*copies, sent, pipe]:
         assert [of_b(again) for _ in range(2)] == [0, 0]

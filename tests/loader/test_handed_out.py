@@ -370,7 +370,9 @@ def opens(worker: int) -> None:
 
 
 @IGNORED
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_worker_init_fn_gets_the_dataset_that_its_worker_reads(method: str) -> None:
     pipe = tp.from_dataset(Noisy()).batch(4)
     loader = tp.Loader(pipe, num_workers=2, worker_init_fn=opens, multiprocessing_context=method)

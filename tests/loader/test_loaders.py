@@ -67,7 +67,9 @@ def reads_pipelines(n: int) -> list[Any]:
     return [n, sorted(SIDE), steps, loader.state_dict()["batches"], first, next(iter(loader))]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_a_pipeline_that_a_function_of_workers_iterates_is_read_whole(start: str) -> None:
     pipe = tp.from_dataset(range(4)).map(reads_pipelines, version="1").batch(2)
     loader = tp.Loader(pipe, num_workers=2, multiprocessing_context=start)
