@@ -21,7 +21,7 @@ from trainpipes.writers import Processes, Threads
 from unfinished import contents
 
 #: So little memory that there are several parts.
-ONE: dict[str, Any] = {"rows_per_file": 200, "memory_limit": "64KB", "executor": Threads(2)}
+ONE: dict[str, Any] = {"rows_per_file": 100, "memory_limit": "64KB", "executor": Threads(2)}
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,10 @@ def options() -> Iterator[dict[str, Any]]:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("given")
     table = pa.table(
-        {"x": [i * 7 % 450 for i in range(800)], "text": [f"row {i} é" * 10 for i in range(800)]}
+        {"x": [i * 7 % 450 for i in range(400)], "text": [f"row {i} é" * 10 for i in range(400)]}
     )
     for number in range(2):
-        pq.write_table(table.slice(400 * number, 400), folder / f"{number}.parquet")
+        pq.write_table(table.slice(200 * number, 200), folder / f"{number}.parquet")
     return folder
 
 
@@ -81,13 +81,13 @@ def test_objects_are_the_files_of_a_folder(given, options, tmp_path, apart):
 
 
 def test_temporary_files_may_be_objects_too(given, options, tmp_path, apart):
-    choice = {**ONE, "shuffle": True, "memory_limit": "400KB"}
+    choice = {**ONE, "shuffle": True, "memory_limit": "200KB"}
     repack(given, tmp_path / "here", **choice)
     done = repack(
         given, "s3://packed/both", storage_options=options, temp_dir="s3://packed/between",
         **{**choice, "executor": Processes(2)},
     )  # fmt: skip
-    assert done.rows == 800
+    assert done.rows == 400
     assert there("both", options) == contents(tmp_path / "here")
     assert there("between", options) == {}
     assert not list(apart.glob("trainpipes*"))
@@ -116,7 +116,7 @@ def test_a_url_whose_files_are_read_cannot_be_the_output(given, options, tmp_pat
         with pytest.raises(tp.ConfigError, match=said):
             repack(data, out, storage_options=options, **ONE)
     done = repack(f"{url}/*.parquet", "s3://packed/inputs", storage_options=options, **ONE)
-    assert done.rows == repack(given / "0.parquet", tmp_path / "here", **ONE).rows == 400
+    assert done.rows == repack(given / "0.parquet", tmp_path / "here", **ONE).rows == 200
     parts = (tmp_path / "here").glob("part-*")
     here, found = {path.name: path.read_bytes() for path in parts}, there("inputs", options)
     assert {name: found[name] for name in found if name.startswith("part-")} == here
@@ -127,4 +127,4 @@ def test_a_url_whose_files_are_read_cannot_be_the_output(given, options, tmp_pat
         with pytest.raises(tp.ConfigError, match=within):
             rows.write_parquet(f"{url}/packed", storage_options=same)
     other = {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
-    assert rows.write_parquet(f"{url}/packed", storage_options=other).rows == 400  # of its own
+    assert rows.write_parquet(f"{url}/packed", storage_options=other).rows == 200  # of its own
