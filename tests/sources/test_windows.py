@@ -141,7 +141,7 @@ def test_series_are_told_apart_by_several_columns_and_where_they_come_again() ->
     "chain",
     [
         lambda p: p.sharding_filter(6).shuffle(5, seed=1).batch(3),
-        lambda p: p.shuffle(scope="global").sharding_filter(4).batch(2) if False else p.batch(4),
+        lambda p: p.batch(4),
         lambda p: p.sharding_filter(6, split="stride").batch(3).collate(),
         lambda p: p.shuffle(9).filter(lambda row: row["x"][0] % 2 == 0).batch(2),
         lambda p: p.sharding_filter(4).shuffle(9).repeat(2).batch(5),
