@@ -187,9 +187,11 @@ def test_sources_smaller_than_the_shards_are_gone_through_too():
 
 def test_a_column_names_the_source_of_each_row():
     pipe = tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, output_column="from")
-    assert all(row["from"] == row["who"][0] for row in pipe)
+    both = {("a", "a"), ("b", "b")}
+    assert {(row["from"], row["who"][0]) for row in pipe} == both
     plain = {n: tp.from_dataset([{"who": f"{n}{i}"} for i in range(5)]) for n in "ab"}
-    assert all(row["from"] == row["who"][0] for row in tp.mix(plain, output_column="from"))
+    mixed = tp.mix(plain, output_column="from")
+    assert {(row["from"], row["who"][0]) for row in mixed} == both
 
 
 def test_an_error_names_the_source_and_the_row(tmp_path):
