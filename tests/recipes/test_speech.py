@@ -165,9 +165,11 @@ def test_masks_are_of_training_alone(manifest: Path) -> None:
         assert not (changed.all(1) & padding).any()
 
 
+@pytest.mark.usefixtures("torch_as_before")
 def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
     from transformers import Wav2Vec2ForCTC
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Wav2Vec2ForCTC(small_ears())
     found = batches(manifest, ALPHABET, output="input_values", batch_seconds=4)[:3]
@@ -209,6 +211,7 @@ def trained(manifest: Path, folder: Path, ears: Any, tokenizer: str, steps: int)
     ears.save_pretrained(folder / "ears")
     found: list[Any] = []
     with torch_as_before():
+        torch.set_num_threads(1)  # several, on a busy machine, wait for each other
         train_speech.main(
             [
                 "--model", f"{folder}/ears", "--scratch", "--ctc", "--tokenizer", tokenizer, "--files",
