@@ -26,6 +26,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+import interpreters
 from forked import in_child
 from resuming import EVERYWHERE
 from torch_settings import torch_as_before
@@ -61,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERYWHERE.append(True)
     for name in ("COLUMNS", "LINES"):  # which processes of xdist have, and users mostly not
         os.environ.pop(name, None)
+    if hasattr(config, "workerinput"):  # one process of xdist
+        interpreters.SHARED[:] = config.workerinput["testrunuid"], os.getppid()
     # What processes that are not forked from here have, once for all of them.
     multiprocessing.set_forkserver_preload(
         [

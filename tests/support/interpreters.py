@@ -3,7 +3,7 @@
 ``subprocess.run([*python(), "-c", code])`` gives what ``subprocess.run([sys.executable, "-c", code])`` does,
 2.5 s of processor time cheaper. It takes ``-c``, ``-m``, a script, and ``-W`` before them. Signals go to
 ``pid_of(run)``: ``run.pid`` only waits for it. Not for what is measured (memory, start-up, modules that are
-imported). What is left when it ends is not taken down: modules and objects just go.
+imported). What is left when it ends is not taken down: modules and objects just go. All processes of xdist share one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ import time
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import gettempdir
 from typing import Any
+from uuid import uuid4
+from zlib import crc32
 
-__all__ = ["pid_of", "python"]
+__all__ = ["SHARED", "pid_of", "python"]
+
+#: The name of a run of the tests, and the process that ends last. conftest.py sets those of xdist.
+SHARED: list[Any] = [uuid4().hex, os.getpid()]
+TEMPORARY = gettempdir()  # whatever a test says later
 
 SERVER = r'''
-import json, os, select, signal, socket, sys, warnings
+import json, os, select, shutil, signal, socket, sys, warnings
 if os.fork():
     os._exit(0)  # so that it is no child of the tests, which count theirs, and kill them
 os.setsid()
@@ -50,6 +56,7 @@ def serve(address):
         try:
             os.kill(tests, 0)
         except ProcessLookupError:
+            shutil.rmtree(os.path.dirname(address), ignore_errors=True)
             os._exit(0)
         if not ready:
             continue
@@ -176,24 +183,30 @@ sys.exit(code)
 @cache
 def python(*modules: str) -> tuple[str, ...]:
     """The words of a command that stand for ``sys.executable``, with these modules imported, too."""
-    # No TemporaryDirectory: a process that multiprocessing forks lets go of what atexit holds, and that
-    # would remove the folder (Python 3.13).
-    folder = mkdtemp(prefix="tp-forkserver-")
-    atexit.register(rmtree, folder, ignore_errors=True)
-    server, client = Path(folder, "forkserver.py"), Path(folder, "client.py")
-    server.write_text(SERVER)
-    client.write_text(CLIENT)
-    address = str(server.with_name("socket"))
-    first = python() if modules else (sys.executable,)  # which has torch already
-    command = [*first, "-W", "ignore", str(server), address, str(os.getpid()), *modules]
-    null = subprocess.DEVNULL
-    subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
+    run, tests = SHARED
+    folder = Path(TEMPORARY, f"tp-forkserver-{run}-{crc32(repr(modules).encode()):08x}")
+    server, client, address = (folder / name for name in ("forkserver.py", "client.py", "socket"))
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        pass  # another process starts it
+    else:
+        server.write_text(SERVER)
+        client.write_text(CLIENT)
+        first = python() if modules else (sys.executable,)  # which has torch already
+        command = [*first, "-W", "ignore", str(server), str(address), str(tests), *modules]
+        null = subprocess.DEVNULL
+        subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
     end = time.monotonic() + 120
-    while not os.path.exists(address):
+    while not address.exists():
         assert time.monotonic() < end, "the library cannot be imported"
         time.sleep(0.05)
-    atexit.register(os.kill, int(Path(f"{address}.pid").read_text()), signal.SIGKILL)
-    return (sys.executable, "-IS", str(client), address)
+    if tests == os.getpid():  # else the server looks whether they are over
+        # No TemporaryDirectory: a process that multiprocessing forks lets go of what atexit holds, and that
+        # would remove the folder (Python 3.13).
+        atexit.register(rmtree, folder, ignore_errors=True)
+        atexit.register(os.kill, int(Path(f"{address}.pid").read_text()), signal.SIGKILL)
+    return (sys.executable, "-IS", str(client), str(address))
 
 
 def pid_of(run: subprocess.Popen[Any]) -> int:
