@@ -3,7 +3,8 @@
 ``subprocess.run([*python(), "-c", code])`` gives what ``subprocess.run([sys.executable, "-c", code])`` does,
 2.5 s of processor time cheaper. It takes ``-c``, ``-m``, a script, and ``-W`` before them. Signals go to
 ``pid_of(run)``: ``run.pid`` only waits for it. Not for what is measured (memory, start-up, modules that are
-imported). What is left when it ends is not taken down: modules and objects just go. All processes of xdist share one.
+imported). What is left when it ends is not taken down: modules and objects just go. All processes of
+xdist share one.
 """
 
 from __future__ import annotations
