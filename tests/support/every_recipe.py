@@ -33,6 +33,7 @@ from trainpipes_recipes import (
     vision_chat,
 )
 from trainpipes_recipes.samples import write_purchases
+from visions import processor_of, talks
 
 Make = Callable[..., tp.Pipeline]
 
@@ -109,10 +110,7 @@ def small_pictures() -> tp.Pipeline:
 
 def seen(**options: Any) -> tp.Pipeline:
     """Conversations with pictures, for a processor made on the spot."""
-    import visions  # which imports much of transformers
-
-    rows = tp.from_dataset(visions.talks(61))
-    return vision_chat(rows, visions.processor_of("qwen2_vl"), **SMALL | options)
+    return vision_chat(tp.from_dataset(talks(61)), processor_of("qwen2_vl"), **SMALL | options)
 
 
 def spoken(folder: Path, **options: Any) -> tp.Pipeline:
