@@ -12,11 +12,13 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +35,7 @@ from torch_settings import torch_as_before
 from trainpipes._internal import messages, pool
 
 NEVER_BY_ITSELF = ("slow", "nightly")
+_folders = count()
 GOLDEN = Path(__file__).parent / "golden"
 
 unhurried = {
@@ -162,6 +165,15 @@ def golden() -> Callable[..., None]:
             assert json.dumps(value) == json.dumps(kept[key]), key
 
     return same
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, which looks at the folders of all tests before: there are thousands."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    found = tmp_path_factory.getbasetemp() / f"{name}{next(_folders)}"
+    found.mkdir(mode=0o700)
+    return found
 
 
 @pytest.fixture(scope="module")
