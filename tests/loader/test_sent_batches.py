@@ -215,15 +215,15 @@ def bytes_of_files(batch: list[int]) -> dict[str, torch.Tensor]:
     """What this process's files in memory take, beside a batch, of which the first is larger."""
     files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     sizes = [file.stat().st_size for file in files if "trainpipes-batches" in os.readlink(file)]
-    large = torch.zeros((1 << 17) * (64 if batch[0] == 0 else 1), dtype=torch.int64)
+    large = torch.zeros((1 << 18) * (64 if batch[0] == 0 else 1), dtype=torch.int64)
     return {"x": large, "bytes": torch.tensor(sum(sizes))}
 
 
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_worker_keeps_no_memory_of_a_batch_that_was_larger_than_others() -> None:
-    pipe = tp.from_dataset(range(150)).batch(1).collate(bytes_of_files)
+    pipe = tp.from_dataset(range(240)).batch(1).collate(bytes_of_files)
     taken = [int(batch["bytes"]) for batch in tp.Loader(pipe, num_workers=1)]
-    assert max(taken) > 2**25 > taken[-1]
+    assert max(taken) > 2**26 > taken[-1]
 
 
 @pytest.mark.usefixtures("no_processes_left")
