@@ -8,7 +8,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import trainpipes
-from syntax import nodes_of, statements_of
 
 ROOT = Path(trainpipes.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -62,15 +61,15 @@ MODULES = {
 def imports_of(path: Path) -> list[tuple[str, bool, bool]]:
     """Modules that a file imports: whether at its top, and whether for types alone."""
     found = []
-    nodes = statements_of(path.read_text())
-    top = {id(node) for node in nodes[0].body}
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
     for_types = {
         id(node)
-        for branch in nodes[0].body
+        for branch in tree.body
         if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for node in branch.body
+        for node in ast.walk(branch)
     }
-    for node in nodes:
+    for node in ast.walk(tree):
         about = id(node) in top, id(node) in for_types
         if isinstance(node, ast.ImportFrom) and node.module:
             named = {f"{node.module}.{alias.name}" for alias in node.names}
@@ -204,7 +203,7 @@ def test_no_thread_that_gets_signals_waits_by_python_code():
         for module, *_ in imports_of(path):
             if short not in WITHOUT_SIGNALS:
                 assert not module.startswith("concurrent"), f"{name} imports {module}"
-        for node in nodes_of(text) if "thread" in text or "queue" in text else ():
+        for node in ast.walk(ast.parse(text)) if "thread" in text or "queue" in text else ():
             if isinstance(node, ast.ImportFrom) and node.module in ("threading", "queue"):
                 names = {alias.name for alias in node.names} & PYTHONS_LOCKS
                 assert not names, f"{name} imports {names}: see _internal.locks"

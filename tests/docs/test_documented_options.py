@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from syntax import statements_of
 from trainpipes import Loader, recipes
 from trainpipes._internal.checks import byte_count
 from trainpipes.prepare import repack
@@ -30,7 +29,7 @@ def documented() -> Iterator[tuple[str, set[str], set[str]]]:
     nodes = [
         (path, node)
         for path in SOURCES
-        for node in statements_of(path.read_text())
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     ]
     classes = {node.name: node for _, node in nodes if isinstance(node, ast.ClassDef)}

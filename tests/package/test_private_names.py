@@ -33,8 +33,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import trainpipes as tp
-from private_names import LIST, ROOTS, foreign, name_of, private, used, written
-from syntax import nodes_of
+from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import epoch_counter, epoch_end, epoch_iterator
@@ -86,12 +85,12 @@ def test_the_sources_use_every_name_of_the_list() -> None:
     ("type(one).__name__ in ('Buffer', 'Other')", "Other"),
 ])  # fmt: skip
 def test_a_private_name_is_seen(code: str, name: str) -> None:
-    assert name in set(foreign(nodes_of(code), {"_own"}, {"_own"}))
+    assert name in set(foreign(parsed(code), {"_own"}, {"_own"}))
 
 
 def test_a_name_of_ours_is_none() -> None:
     for code in ("self._own", "self._inherited", "pair._replace(x=1)", "f'_{n}_x'"):
-        assert not set(foreign(nodes_of(code), {"_own"}, {"_own", "_inherited"})), code
+        assert not set(foreign(parsed(code), {"_own"}, {"_own", "_inherited"})), code
 
 
 # Python's library

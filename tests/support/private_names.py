@@ -21,7 +21,6 @@ import pytest
 
 import trainpipes
 import trainpipes_recipes
-from syntax import nodes_of
 
 ROOTS = [Path(one.__file__).parent for one in (trainpipes, trainpipes_recipes)]
 PINNED = Path(__file__).parents[2] / "constraints.txt"
@@ -110,6 +109,10 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
 
 
+def parsed(code: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(code)))
+
+
 def defined(nodes: list[ast.AST]) -> set[str]:
     """The names of a module's functions, classes, attributes and fields."""
     found = set()
@@ -169,7 +172,7 @@ def foreign(nodes: list[ast.AST], known: set[str], inherited: set[str]) -> Itera
 
 def used() -> set[tuple[str, str]]:
     """Each file of the sources, with a private name that it uses."""
-    sources = {path: nodes_of(path.read_text()) for root in ROOTS for path in root.rglob("*.py")}
+    sources = {path: parsed(path.read_text()) for root in ROOTS for path in root.rglob("*.py")}
     by_module = {module_of(path): defined(nodes) for path, nodes in sources.items()}
     ours, found = set().union(*by_module.values()), set()
     for path, nodes in sources.items():
