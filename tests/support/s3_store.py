@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,21 +17,16 @@ def s3_store(bucket: str) -> Iterator[dict[str, Any]]:
     """Options of a file system with a bucket; skips the test where the packages are missing."""
     s3fs = pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server")
-    session = pytest.importorskip("botocore.session")
     served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     served.start()
     host, port = served.get_host_and_port()
     options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
     system = s3fs.S3FileSystem(**options)
-    read = session.create_loader
     try:
-        # Each server has a client of its own, and each client would read what S3 is: half a second.
-        session.create_loader = cache(read)
         if not system.exists(bucket):  # what moto holds is of the process, not of the server
             system.mkdir(bucket)
         yield options
     finally:
-        session.create_loader = read
         served.stop()
         # Each server has a client of its own, which fsspec keeps, with 300,000 objects of botocore's.
         s3fs.S3FileSystem.clear_instance_cache()
