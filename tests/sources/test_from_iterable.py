@@ -99,3 +99,23 @@ def test_a_generator_that_is_not_read_to_its_end_is_closed_with_the_epoch() -> N
     assert closed == [True]
     assert list(pipe) == [0, 1, 2]
     assert closed == [True, True]
+
+
+def test_an_error_in_rows_that_skip_leaves_out_loses_none_and_gives_none_of_them() -> None:
+    errors = [OSError("once")]
+
+    class Once(Iterator[int]):
+        at = -1
+
+        def __next__(self) -> int:
+            if self.at == 2 and errors:
+                raise errors.pop()
+            self.at += 1
+            if self.at == 9:
+                raise StopIteration
+            return self.at
+
+    rows = iter(tp.from_iterable(Once).skip(5))
+    with pytest.raises(OSError, match="once"):
+        next(rows)
+    assert list(rows) == [5, 6, 7, 8]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import pydoc
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, FrozenInstanceError
 from functools import cached_property
@@ -382,6 +383,39 @@ def test_lengths_that_are_no_counts_are_refused(lengths: Any) -> None:
         len(tp.Pipeline([Own(lengths)]))
 
 
+class Counted(tp.Source):
+    counts: Any
+
+    def open(self) -> Any:
+        return CountedRows(self)
+
+
+class CountedRows(OwnRows):
+    lengths = property(lambda self: self.own.counts)  # type: ignore[assignment]
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def read(self, block: int, start: int, stop: int) -> Any:
+        return [{"row": (block, n)} for n in range(start, stop)]
+
+    def fingerprint(self) -> Any:
+        return {}
+
+
+def test_lengths_may_be_a_property_of_int64() -> None:
+    rows = list(tp.Pipeline([Counted(np.array([1, 2]))]))
+    assert [row["row"] for row in rows] == [(0, 0), (1, 0), (1, 1)]
+    with pytest.raises(ConfigError, match=r"lengths must be an array of int64 .* got \[1, 2\]"):
+        list(tp.Pipeline([Counted([1, 2])]))
+
+
+def test_a_source_of_which_a_state_says_nothing_may_stand_beside_tables() -> None:
+    pipe = tp.Pipeline([Counted(np.array([1, 2]))])
+    pipe.load_state_dict(pipe.state_dict(), allow_changes=["version"])
+    assert len(list(pipe)) == 3
+
+
 @pytest.mark.parametrize("prints", [{"rows": 1j}, {"rows": {1}}, {"rows": b"x"}])
 def test_a_fingerprint_that_no_state_can_keep_is_refused_at_once(prints: Any) -> None:
     with pytest.raises(ConfigError, match=r"fingerprint\(\) must be a dict .* as JSON: "):
@@ -460,6 +494,18 @@ def test_a_stream_that_gives_a_few_rows_at_a_time_gives_all_of_them(states: bool
     again = iter(pipe)
     again.load_state_dict(state)
     assert list(again) == rest
+
+
+def test_a_state_of_the_start_reads_none_of_the_rows_that_skip_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SlowRows, "seekable", True)
+    pipe = tp.Pipeline([Slowly(50, states=True)]).skip(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlowReader, "read", lambda *_: pytest.fail("it is read"))
+        state = pipe.state_dict()
+    pipe.load_state_dict(state)
+    assert list(pipe) == [*range(20, 50)]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -557,3 +603,65 @@ def test_a_resume_with_another_value_of_an_option_is_refused_however_long(number
     iter(rows.then(Weighs(same))).load_state_dict(state)
     with pytest.raises(StateError, match="weighs/by"):
         iter(rows.then(Weighs(other))).load_state_dict(state)
+
+
+# Other pipelines within
+
+
+class Known(tp.TableStage):
+    """Looks at the rows of another pipeline, which a thread reads."""
+
+    thread_safe = True
+
+    def open(self) -> Callable[[pa.Table, tp.Rows], pa.Table]:
+        pipe = tp.from_arrow(pa.table({"x": range(2000)})).filter(pc.field("x") < 1500)
+        known: list[Any] = []
+        thread = threading.Thread(target=lambda: known.extend(pipe), daemon=True)
+        thread.start()
+        thread.join(20)
+        return lambda table, _: table.append_column("known", pa.array([len(known)] * len(table)))
+
+
+class Joined(tp.Source):
+    def open(self) -> tp.RowStream:
+        return JoinedRows()
+
+
+class JoinedRows(tp.RowStream):
+    def open(self, epoch: int, state: dict[str, Any] | None) -> tp.StreamReader:
+        return JoinedReader()
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+
+class JoinedReader(tp.StreamReader):
+    def __init__(self) -> None:
+        rows = tp.from_dataset([{"x": n} for n in range(2000)]).filter(pc.field("x") >= 0)
+        self.rows = iter(in_threads(rows))
+
+    def read(self, rows: int) -> list[Any] | None:
+        return [row for _, row in zip(range(rows), self.rows, strict=False)] or None
+
+
+def in_threads(pipe: tp.Pipeline) -> tp.Loader:
+    """Whose threads begin with what is waited for."""
+    return tp.Loader(pipe.sharding_filter(8).shuffle(64, seed=0), threads=4)
+
+
+@pytest.mark.parametrize("pipe", [
+    tp.from_arrow(pa.table({"x": range(3000)})).then(Known()).select("known"),
+    tp.Pipeline([Joined()]).filter(pc.field("x") < 1500),
+])  # fmt: skip
+def test_what_a_pipeline_calls_may_iterate_another_one(pipe: tp.Pipeline) -> None:
+    found: list[Any] = []
+
+    def iterate() -> None:
+        found.extend(tp.Loader(pipe, threads=2))
+
+    thread = threading.Thread(target=iterate, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for a thread that waits for it"
+    assert len(found) in (1500, 3000)
+    assert all(row.get("known", 1500) == 1500 for row in found)

@@ -76,10 +76,13 @@ class InterruptibleLock(type(threading.RLock())):  # type: ignore[misc]  # its e
 
 
 class ForkLock(InterruptibleLock):
-    """One that is free in a forked child."""
+    """One that is free in a forked child, as is a copy or pickle of it."""
 
     def __init__(self) -> None:
         _all.add(self)
+
+    def __reduce__(self) -> Any:
+        return ForkLock, ()
 
 
 _all: Living[ForkLock] = Living()

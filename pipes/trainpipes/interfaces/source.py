@@ -97,14 +97,22 @@ def checked_source(source: Any, caller: object) -> RowSource | RowStream:
     if is_ours(type(source)):
         return source
     if isinstance(source, RowSource):
-        lengths = np.asarray(getattr(source, "lengths", None))
+        given = getattr(source, "lengths", None)
+        lengths = np.asarray(given)
         good = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not len(lengths))
         if not good or (lengths < 0).any() or float(lengths.sum(dtype=np.float64)) >= 2**62:
             raise errors.ConfigError(
                 f"{caller}: {type(source).__name__}.lengths must be the rows of each block, integers of 0 or "
                 f"more in an array [blocks], got {errors.shown(lengths.tolist())}"
             )
-        source.lengths = lengths.astype(np.int64)
+        try:
+            if lengths is not given or lengths.dtype != np.int64:
+                source.lengths = lengths.astype(np.int64)
+        except AttributeError as error:
+            raise errors.ConfigError(
+                f"{caller}: {type(source).__name__}.lengths must be an array of int64 where it cannot be "
+                f"set, as of a property, got {errors.shown(given)}; write np.array(..., dtype=np.int64)"
+            ) from error
     try:
         json.dumps(source.fingerprint())
     except (TypeError, ValueError, RecursionError) as error:

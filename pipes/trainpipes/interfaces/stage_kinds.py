@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import IntArray, require, takes
+from trainpipes._internal.locks import ForkLock
 from trainpipes.columns.block import Block, first_bad, naming_bad_values
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run, unplaced
@@ -121,13 +122,21 @@ class TableStage(RunStage, takes="columns"):
         return lambda table, _: self.apply(table)
 
     @made_once
+    def _open_lock(self) -> ForkLock:
+        """Held while ``open`` runs, whose threads may need the lock of all stages."""
+        return ForkLock()
+
+    @property
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
-        function = self.open()
-        rule, way = "a function of a table and its Rows", "write def function(table, rows)"
-        require(
-            takes(function, 2), f"what {type(self).__name__}.open() returns", rule, function, way
-        )
-        return function
+        made = vars(self)
+        with self._open_lock:
+            if "_opened" not in made:
+                function, name = self.open(), f"what {type(self).__name__}.open() returns"
+                rule, way = "a function of a table and its Rows", "write def function(table, rows)"
+                require(takes(function, 2), name, rule, function, way)
+                made["_opened"] = function
+        opened: Callable[[pa.Table, Rows], pa.Table] = made["_opened"]
+        return opened
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes._internal.locks import ForkLock
 from trainpipes.columns.block import Block, first_bad
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload, unlike
@@ -21,7 +22,7 @@ from trainpipes.engine.planning.column_types import (
     is_of_rows,
     may_give_objects,
 )
-from trainpipes.engine.planning.inputs import Inputs, searching
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.read_columns import at_row
 from trainpipes.interfaces.source import RowSource
@@ -43,12 +44,13 @@ class CommonColumns:
         self.stage, self._beside = stage, beside
         self.parts: dict[Any, tuple[Inputs, Sequence[Stage]]] = {}
         self._found: tuple[Mapping[Any, pa.Schema] | None] | None = None
+        self._searching = ForkLock()  # see ``Schemas``
 
     @property
     def wanted(self) -> Mapping[Any, pa.Schema] | None:
         """The columns of each pipeline's rows; None where they stay as they are."""
         if self._found is None:
-            with searching:
+            with self._searching:
                 if self._found is None:
                     self._found = (self._find(),)
         return self._found[0]

@@ -35,8 +35,6 @@ from trainpipes.interfaces.stage import Stage
 
 #: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
-#: Held while a schema is looked for: functions of the user's may be called for it.
-searching = ForkLock()
 
 
 class Schemas:
@@ -47,13 +45,16 @@ class Schemas:
     def __init__(self) -> None:
         self._found: dict[str, pa.Schema | None] = {}
         self._parts: dict[str, Schemas] = {}
+        #: Held while one is looked for: functions of the user's are called for it, which may iterate another
+        #: pipeline.
+        self._searching = ForkLock()
 
     def give(self, key: str, schema: pa.Schema) -> None:
         self._found[key] = schema
 
     def get(self, key: str, find: Callable[[], pa.Schema | None]) -> pa.Schema | None:
         if key not in self._found:
-            with searching:
+            with self._searching:
                 if key not in self._found:
                     self._found[key] = find()
         return self._found[key]

@@ -219,8 +219,9 @@ def _tables(saved: Any, present: Any) -> Iterator[tuple[dict[str, Any], dict[str
         if "table" in saved and saved["table"] == present.get("table"):
             yield saved, present
             return
-        saved, present = zip(*((saved[key], present.get(key)) for key in saved), strict=True)
-    if isinstance(saved, list | tuple) and isinstance(present, list | tuple):
+        for key in saved:
+            yield from _tables(saved[key], present.get(key))
+    elif isinstance(saved, list) and isinstance(present, list):
         for old, new in zip(saved, present, strict=False):
             yield from _tables(old, new)
 

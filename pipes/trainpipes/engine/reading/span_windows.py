@@ -333,6 +333,7 @@ class StreamMaker(WindowMaker):
         if current is None or current.window > key.window:
             current = self._open(key.epoch, key.window, state)
         try:
+            self._skip_rows(current)
             # rows to read and drop
             behind = self._layout.start(key.window) - self._layout.start(current.window)
             with Progress("reading again up to the saved place", behind, "rows") as progress:
@@ -365,19 +366,24 @@ class StreamMaker(WindowMaker):
     def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
         if epoch in self._passes:
             self._close(epoch)
-        at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
+        at = state if self._stream.seekable else {}
         reader = self._stream.open(epoch, at or None)
         if at and window:
-            current = _Pass(reader, window, skip + self._layout.start(window))
+            row = self._chain.skip_rows + self._layout.start(window)
+            current = _Pass(reader, window, row)
         else:
             current = _Pass(reader, 0, 0)
             current.start = self._state(current)  # from before the rows to pass over
         self._passes[epoch] = current
+        return current
+
+    def _skip_rows(self, current: _Pass) -> None:
+        """Pass over the rows that ``skip`` leaves out."""
+        skip = self._chain.skip_rows
         while current.row < skip and not current.ended:
-            data = read_full(reader, min(self._step, skip - current.row))
+            data = read_full(current.reader, min(self._step, skip - current.row))
             current.ended = data is None
             current.row += 0 if data is None else len(data)
-        return current
 
     def _state(self, current: _Pass) -> dict[str, Any]:
         return current.reader.state() if self._stream.seekable else {}
