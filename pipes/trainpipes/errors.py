@@ -219,6 +219,15 @@ def hidden(text: str) -> str:
     return _ASSIGNED.sub(_assigned, text)
 
 
+def assigns_secret(text: str) -> bool:
+    """Whether a text, such as an object's ``repr``, gives a secret by its name.
+
+    >>> assigns_secret("Client(api_key='abc')"), assigns_secret("Client(api_key=None)")
+    (True, False)
+    """
+    return _ASSIGNED.sub(_assigned, text) != text
+
+
 def without_url_secrets(text: str) -> str:
     """URLs without users, values of queries, and fragments."""
     if "://" not in text:

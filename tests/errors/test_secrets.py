@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ SECRET = "hunter2SECRET"
 
 def fetch(row: Any, api_key: str | None = None, times: int = 1) -> Any:
     return row
+
+
+@dataclass
+class Client:
+    api_key: str
 
 
 class Fetch(tp.RowStage):
@@ -43,12 +49,25 @@ def pipelines(tmp_path: Path) -> dict[str, tp.Pipeline]:
         "named": plain.map(functools.partial(fetch, api_key=SECRET, times=3)),
         "by position": plain.map(functools.partial(fetch, {}, SECRET)),
         "nested": plain.map(functools.partial(functools.partial(fetch, api_key=SECRET), times=3)),
+        "in a dict": plain.map(functools.partial(fetch, {"api_key": SECRET})),
+        "in an object": plain.map(functools.partial(fetch, Client(SECRET))),
         "own stage": plain.then(Fetch("https://host/x", api_key=SECRET)),
         "own address": plain.then(Fetch(f"https://me:{SECRET}@host/x", api_key="")),
     }
 
 
-@pytest.mark.parametrize("kind", ["named", "by position", "nested", "own stage", "own address"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "named",
+        "by position",
+        "nested",
+        "in a dict",
+        "in an object",
+        "own stage",
+        "own address",
+    ],
+)
 def test_an_argument_that_is_a_secret_is_in_no_text_of_a_pipeline(
     tmp_path: Path, kind: str
 ) -> None:

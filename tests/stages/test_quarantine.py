@@ -709,3 +709,14 @@ def test_skip_does_not_leave_out_all_rows_of_a_pass(
     for one in (pipe, tp.read_json(path, on_error="skip", schema=pa.schema({"x": "int64"}))):
         with pytest.raises(tp.DataError, match=said):
             list(tp.Loader(one.shuffle(5).batch(2), threads=threads))
+
+
+def test_a_row_that_cannot_be_shown_is_left_out_all_the_same(tmp_path: Path) -> None:
+    day = pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32())  # which Python has no date for
+    table = pa.table({"text": ["a", None], "day": day})
+    pipe = tp.from_arrow(table).tokenize(
+        "bytes", on_error=tp.Quarantine(tmp_path / "bad", max_share=1)
+    )
+    assert len(list(pipe.select("input_ids"))) == 1
+    (line,) = listed(tmp_path / "bad")
+    assert line["value"].startswith("a row that cannot be shown: ")

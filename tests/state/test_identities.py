@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,53 @@ def test_tensors_as_options_are_known_by_all_their_digits(size: int) -> None:
     rows.map(partial(scaled, by=by.clone())).load_state_dict(state)
     with pytest.raises(tp.StateError, match="by"):
         rows.map(partial(scaled, by=by + 1e-6)).load_state_dict(state)
+
+
+@dataclass
+class Parts:
+    """Prints what it holds, which prints where it lies in memory."""
+
+    crop: Any = field(default_factory=object)
+    scale: Any = scaled
+
+
+@pytest.mark.parametrize(
+    ("made", "other"),
+    [
+        (Parts, lambda: Parts(scale=None)),
+        (lambda: np.datetime64("2024-01-02"), lambda: np.datetime64("2024-01-03")),
+        (lambda: np.longdouble(0.5), lambda: np.longdouble(0.25)),
+        (lambda: np.complex64(1j), lambda: np.complex64(2j)),
+    ],
+)
+def test_an_option_that_json_lacks_is_known_by_its_value_in_any_process(
+    made: Any, other: Any
+) -> None:
+    rows = tp.from_arrow(pa.table({"x": [1.0, 2.0]}))
+    first, held = made(), [object() for _ in range(99)]  # which move the others
+    state = rows.map(partial(scaled, by=first)).state_dict()
+    rows.map(partial(scaled, by=made())).load_state_dict(state)
+    assert json.loads(json.dumps(state)) == state
+    with pytest.raises(tp.StateError, match="by"):
+        rows.map(partial(scaled, by=other())).load_state_dict(state)
+    del held
+
+
+def test_how_tensors_print_changes_no_identity() -> None:
+    pipe = tp.from_arrow(pa.table({"x": [1.0]})).map(partial(scaled, by=torch.arange(100)))
+    state = pipe.state_dict()
+    torch.set_printoptions(threshold=5, linewidth=20)
+    try:
+        again = tp.from_arrow(pa.table({"x": [1.0]})).map(partial(scaled, by=torch.arange(100)))
+        again.load_state_dict(state)
+    finally:
+        torch.set_printoptions(profile="default")
+
+
+@pytest.mark.parametrize("other", [3, torch.arange(2.0), torch.arange(3), np.arange(2), "x", None])
+def test_a_chain_with_a_tensor_is_compared_with_any_other(other: Any) -> None:
+    rows = tp.from_arrow(pa.table({"x": [1.0]}))
+    one = rows.map(partial(scaled, by=torch.arange(2)))
+    assert one == rows.map(partial(scaled, by=torch.arange(2)))
+    assert one != rows.map(partial(scaled, by=other))
+    assert rows.map(partial(scaled, by=other)) != one

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import mmap
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ import torch
 
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.options import identify, show
+from trainpipes.interfaces.options import ADDRESS, identify, show
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.version import __version__
 
@@ -297,8 +296,7 @@ def digest_of(*parts: Any) -> str:
     # The script that was started is a module of another name in processes that it spawns, and objects
     # lie elsewhere in each.
     text = json.dumps(parts).replace("__mp_main__.", "__main__.")
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(ADDRESS.sub("", text).encode()).hexdigest()
 
 
 def cache_key(stages: Sequence[Stage], caller: str, *, strict: bool = True) -> list[Any]:

@@ -31,6 +31,9 @@ from trainpipes.errors import shown
 #: How the names of YAML's own tags begin.
 STANDARD = "tag:yaml.org,2002:"
 
+#: Where an object lies in memory, which is elsewhere in each process.
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 #: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
 SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", lambda _: None),
@@ -321,11 +324,14 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float) and a != a:
         return b != b
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
+        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return type(a) is type(b) and np.array_equal(a, b)
     equals = getattr(a, "equals", None)
-    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
+    try:
+        return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
+    except (TypeError, ValueError, RuntimeError):  # of arrays, which compare number by number
+        return False
 
 
 def show(value: Any) -> str:
@@ -393,22 +399,22 @@ def identify(value: Any) -> Any:
     if isinstance(value, str):
         return _identify_text(value)
     if isinstance(value, Mapping):
-        return {str(k): identify(v) for k, v in value.items()}
+        return {str(k): _identify_item(str(k), v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [identify(v) for v in value]
     if isinstance(value, set | frozenset):
         return sorted((identify(v) for v in value), key=repr)
     if isinstance(value, bytes):
         return f"sha256:{hashlib.sha256(value).hexdigest()[:16]}"
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
+        return identify(value.item())  # which of a date is one
     if isinstance(value, np.ndarray):
         content = np.ascontiguousarray(value).tobytes()
         if value.dtype.hasobject:  # else by where its objects lie in memory
             content = repr([identify(part) for part in value.reshape(-1).tolist()]).encode()
         digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{value.dtype}{list(value.shape)}:{digest}"
-    if isinstance(value, torch.Tensor) and _is_rounded(value):
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return f"{value.dtype}{list(value.shape)}:{tensor_digest(value)[:16]}"
     if isinstance(value, pa.Table):
         return f"table[{len(value)}]:{table_digest(value)[:16]}"
@@ -423,15 +429,13 @@ def identify(value: Any) -> Any:
         named = {str(k): identify_named(str(k), part) for k, part in value.keywords.items()}
         arguments = [[identify_named(name, part) for name, part in named_parts], named]
         return {"function": identify(inner), "arguments": arguments}
-    return _identify_text(
-        f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
-    )
+    text = f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
+    return errors.stand_in(text) if errors.assigns_secret(text) else _identify_text(text)
 
 
-def _is_rounded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's text leaves some of its numbers, or digits of them, out."""
-    floats = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() > 1000 or (floats and tensor.layout is torch.strided)
+def _identify_item(key: str, value: Any) -> Any:
+    is_secret = isinstance(value, str) and errors.assigns_secret(f"{key}=x")
+    return errors.stand_in(value) if is_secret else identify(value)
 
 
 def _identify_text(text: str) -> str:
@@ -445,8 +449,10 @@ def _identify_text(text: str) -> str:
 
 
 def stable_text(value: Any) -> str:
-    """``str`` of a value whose class defines it (a dtype, an expression), else nothing."""
+    """``str`` of a value whose class defines it (a dtype, an expression), else nothing; the same in every
+    process.
+    """
     named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
     with suppress(Exception):  # of one that fails, the type alone
-        return str(value) if named else ""
+        return ADDRESS.sub("", str(value)) if named else ""
     return ""

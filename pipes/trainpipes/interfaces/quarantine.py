@@ -27,7 +27,7 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, UnreachableError, cut, hidden, shown
 from trainpipes.filesystems.places import place_at, writing
 from trainpipes.filesystems.retry import NORMAL, Retry, cure_of
-from trainpipes.interfaces.options import either
+from trainpipes.interfaces.options import ADDRESS, either
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Numbers, Stage, Tally, is_aside, made_once
 
@@ -173,7 +173,11 @@ class Lines:
                 error = hidden(cut(str(error_of(row)), ERROR))
                 if not self._has_room(str(stage), error, place):
                     continue
-                path, value = place.path, value_of(row)
+                path = place.path
+                try:
+                    value = value_of(row)
+                except Exception as unseen:  # another column has a value that Python has none for
+                    value = f"a row that cannot be shown: {unseen}"
                 fields = {
                     "epoch": epoch, "file": None if path is None else hidden(path),
                     "block": place.row_group, "row": place.row, "source": place.source,
@@ -345,8 +349,6 @@ class LeftOut(Tally):
         return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
 
 
-#: Where an object lies in memory: other in each run, and so of each row another error.
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 #: Errors of a function that are not about a row's values: each row would fail, or another row next
 #: time.
 NOT_OF_ROWS = (
