@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -195,6 +196,21 @@ def test_refuses_what_no_state_holds() -> None:
         type("Half", (tp.StatefulStage,), {"state_dict": lambda self: 1})
     with pytest.raises(ConfigError, match="state_every must be"):
         type("Never", (tp.StatefulStage,), {"state_every": 0})
+
+
+class Looks(tp.StatefulStage):
+    state_every = 4
+
+    @cached_property
+    def known(self) -> set[int]:
+        return {1, 2}
+
+    def process(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"x": row["x"] in self.known}
+
+
+def test_what_is_made_once_is_not_kept_between_rows() -> None:
+    assert sum(row["x"] for row in rows(range(20)).then(Looks())) == 2
 
 
 @pytest.mark.parametrize("found", [None, "text", {"x": 1}, 3])

@@ -291,7 +291,7 @@ class Stage(metaclass=ListsWhatIsUsed):
                 check(getattr(self, name), f"{self.name}({name})")
             self.check()
         added = vars(self).keys() - self.options.keys()
-        lost = [name for name in added if not _derived(self, name)]
+        lost = [name for name in added if not is_derived(self, name)]
         if lost and not is_ours(kind):
             raise ConfigError(
                 f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "
@@ -450,7 +450,7 @@ def with_hints(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _derived(stage: Stage, name: str) -> bool:
+def is_derived(stage: Stage, name: str) -> bool:
     return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
 
 

@@ -16,6 +16,7 @@ from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.read_columns import blame
+from trainpipes.interfaces.stage import is_derived
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.state import cursor
 
@@ -134,7 +135,10 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     def _kept(self) -> dict[str, Any]:
         """The state of a copy at work, as JSON."""
         if type(self).state_dict is StatefulStage.state_dict:
-            added = vars(self).keys() - self.options.keys() - {"_writable", "_draw_watch"}
+            added = vars(self).keys() - self.options.keys() - {"_writable"}
+            added = {
+                name for name in added if not is_derived(self, name)
+            }  # as of cached properties
             if added:
                 said = f"keeps {min(added)!r} between rows, which no state holds"
                 raise ConfigError(f"{self} {said}: define state_dict() and load_state_dict()")
