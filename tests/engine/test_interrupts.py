@@ -37,6 +37,7 @@ PIPES: dict[str, Callable[[], tp.Pipeline]] = {
     "not counted": lambda: rows().filter(lambda row: row["x"] >= 0).batch(4),
     "begun ahead": lambda: rows().map(as_text).tokenize("bytes").batch(4).pad_collate(),
     "copied ahead": lambda: rows().filter(lambda row: row["x"] >= 0).batch(4).collate().to("cpu"),
+    "placed ahead": lambda: rows().filter(lambda row: row["x"] >= 0).batch(4).to("cpu", depth=1),
 }
 
 

@@ -72,6 +72,20 @@ def test_rows_of_a_pipeline_that_is_left_are_let_go_with_it(
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_rows_of_a_loop_that_was_left_are_let_go_while_its_loader_stays(
+    threads: int, files: Path, no_collections: None
+) -> None:
+    loader = tp.Loader(tp.read_parquet(files).shuffle(ROWS).batch(4), threads=threads)
+    most, deadline = pa.total_allocated_bytes() + ROWS * WIDTH // 2, time.monotonic() + 30
+    next(iter(loader))
+    while pa.total_allocated_bytes() > most:  # a thread may be at work yet
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert loader.state_dict()["batches"] == 1
+    assert sum(map(len, loader)) == ROWS
+
+
 def test_a_pipeline_that_a_temporary_iterator_outlives_goes_on(files: Path) -> None:
     batches = iter(tp.list_files(files).read_parquet().repeat(2).batch(1000))
     gc.collect()

@@ -182,3 +182,26 @@ def test_an_item_waits_for_all_states_that_are_taken() -> None:
     second.join()
     with lock.between_items():
         pass
+
+
+def test_an_iterator_that_begins_leaves_the_state_of_another_thread_as_it_is() -> None:
+    is_at_work, goes_on = threading.Event(), threading.Event()
+
+    def kept(row: int) -> bool:
+        if row == 3 and threading.current_thread() is not threading.main_thread():
+            is_at_work.set()
+            goes_on.wait(10)
+        return True
+
+    pipe = tp.from_dataset(range(20)).filter(kept).batch(2)
+    batches = iter(pipe)
+    next(batches)
+    second = threading.Thread(target=next, args=(batches,))
+    second.start()
+    assert is_at_work.wait(10)
+    next(iter(pipe))
+    goes_on.set()
+    second.join()
+    again = iter(tp.from_dataset(range(20)).filter(kept).batch(2))
+    again.load_state_dict(batches.state_dict())
+    assert next(again) == next(batches) == [4, 5]

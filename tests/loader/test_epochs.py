@@ -29,6 +29,7 @@ from hundred_rows import (
 )
 from oracle import Spec, sequence
 from ranks import in_worker
+from trainpipes.sources.from_dataset import TensorSource
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -355,3 +356,9 @@ def test_the_length_of_a_dataset_is_asked_for_once_a_pass() -> None:
     before = data.asked
     list(pipe)
     assert data.asked == before + 1
+
+
+def test_epochs_without_a_state_hash_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tp.from_tensors(range(10)).batch(4)
+    monkeypatch.setattr(TensorSource, "fingerprint", lambda _: pytest.fail("it is hashed"))
+    assert [len(batch) for _ in range(3) for batch in pipe] == [4, 4, 2] * 3

@@ -120,3 +120,10 @@ def test_waiting_for_the_batch_that_says_whether_one_is_the_last_counts() -> Non
     batches = iter(loader)
     assert [batches.is_last() for _ in batches] == [False] * 9 + [True]
     assert loader.wait_seconds > 40 * 0.002
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_number_of_the_last_item_stays_after_it(name: str) -> None:
+    batches = iter(tp.Loader(PIPELINES[name]()))
+    numbers = [(batches.last_item(), batches.is_last())[0] for _ in batches]
+    assert batches.last_item() == numbers[-1]

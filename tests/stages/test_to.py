@@ -125,6 +125,33 @@ def test_an_error_comes_where_it_would_have_come() -> None:
     assert iterator.state_dict() == state
 
 
+class Once(list[int]):
+    """Moves at the second try."""
+
+    tries = 0
+
+    def to(self, device: Any, non_blocking: bool = False) -> Any:
+        self.tries += 1
+        if self.tries == 1:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_that_could_not_be_placed_is_given_next(depth: int) -> None:
+    def pipe() -> tp.Pipeline:
+        return tp.from_dataset(range(4)).batch(2).map(Once).to("cpu", depth=depth)
+
+    moved, found = iter(pipe()), []
+    for _ in range(4):
+        state = moved.state_dict()
+        try:
+            found.append(next(moved))
+        except KeyboardInterrupt:
+            assert moved.state_dict() == state
+    assert found == [[0, 1], [2, 3]]
+
+
 def test_workers_of_a_plain_loader_pass_it_over_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = batches().to("meta")
     info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=pipe)

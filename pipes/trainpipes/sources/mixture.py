@@ -286,6 +286,10 @@ class MixWindows(MixedWindows):
         for source_shards in self.shards_of.values():
             source_shards.windows.close()
 
+    def let_go(self) -> None:
+        for source_shards in list(self.shards_of.values()):
+            source_shards.windows.let_go()
+
 
 def _calls_rows(mix: Plan) -> bool:
     return any(

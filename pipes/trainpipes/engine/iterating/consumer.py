@@ -483,14 +483,20 @@ class Consumer:
             self._pool.close()
         if self._items is not None:
             self._items.close()
-        self.end_workers()
+        self._end_workers()
 
-    def end_workers(self) -> None:
-        """The garbage collector may call it anywhere, also where this thread reads: it closes no reader, and
-        waits for no lock.
+    def leave(self) -> None:
+        """Its iterator is gone: only where it stands may still be asked. The garbage collector may call it
+        anywhere, also where this thread reads: it closes no reader, and waits for no lock.
         """
+        self.left = True
+        if self._pool is not None:
+            self._pool.close()
+        if isinstance(self._items, ShardItems):  # which takes no item to say that
+            self._items.let_go()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         workers, self._workers = self._workers, None
         if workers is not None and self._options.workers is not None:
-            if self._pool is not None:
-                self._pool.close()
             self._options.workers.end(workers, self.plan)

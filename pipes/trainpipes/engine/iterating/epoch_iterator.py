@@ -192,8 +192,7 @@ class EpochIterator:
 
     def __del__(self) -> None:
         if self._current is not None:
-            self._current.left = True
-            self._current.end_workers()
+            self._current.leave()
 
     def is_last(self) -> bool:
         """Whether the last item given ends this pass, for loops that accumulate gradients. May make

@@ -295,6 +295,10 @@ class IterationState:
         if last is None or starts_elsewhere or chain.endless:
             return
         is_first, self._may_look = self._may_look, False
+        if (
+            last.ended or not last.left
+        ):  # else another thread may be at an item, or all data would be hashed
+            return
         key = "rest", self.plan.identity
         if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
             return
@@ -319,7 +323,7 @@ class IterationState:
     def warn_of_copy(self) -> None:
         """Warn once where a copy is made within an epoch, unless a single item was looked at."""
         last = self.last
-        if last is None or last.ended or last.gave_one_step or get_spawning_popen() is not None:
+        if last is None or last.ended or get_spawning_popen() is not None or last.gave_one_step:
             return
         if not (last.plan.counts.known and last.given_up_to().over):
             warn_once(

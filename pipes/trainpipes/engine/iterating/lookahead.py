@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -36,11 +35,10 @@ _NONE_MISSING = (1 << 62) - 1
 
 
 def items_to_give(consumer: Consumer) -> Iterator[Any]:
-    """The items of a consumer, on the device where they are asked for; taken ahead only for a reason."""
-    stages = consumer.stages
-    if consumer.ends_together or any(stage.ahead for stage in stages):
-        return Lookahead(consumer)
-    return map(partial(_placed, stages), consumer) if stages else consumer
+    """The items of a consumer, on the device where they are asked for; taken ahead only for a reason. None
+    is lost that cannot be placed.
+    """
+    return Lookahead(consumer) if consumer.ends_together or consumer.stages else consumer
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +52,8 @@ class _Taken:
 
 
 class Lookahead(Iterator[Any]):
-    """The items of a consumer, some taken before they are asked for. It is used only where a device
-    stage copies ahead, where ranks must agree on an epoch's end, or once somebody asks whether an item
+    """The items of a consumer, some taken before they are asked for. It is used only where device
+    stages place items, where ranks must agree on an epoch's end, or once somebody asks whether an item
     is the last. The state is that of the items given.
 
     Where ranks end together, an error is raised only after they have agreed, and on every later call:
@@ -208,9 +206,12 @@ class Lookahead(Iterator[Any]):
         item = None
         if coming.error is None:
             item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
+        state = coming.state
+        if coming.error is not None:  # in whose place other shards may have ended
+            state = state._replace(upcoming=self._given().upcoming)
         # As ``gave`` does, but with no call: Ctrl-C would come between what is given and what is noted.
-        consumer._cursors |= coming.state.moved
-        consumer.noted = coming.state
+        consumer._cursors |= state.moved
+        consumer.noted = state
         del self._taken[0]
         if coming.error is not None:
             if self._agrees:

@@ -248,6 +248,10 @@ class Windows:
             self._held, self._needs, self._firsts = {}, {}, {}
             self.maker.close()
 
+    def let_go(self) -> None:
+        """Let go of all rows, without the lock: those that are asked for are read again."""
+        self._held = {}
+
     def _move(self, user: int, key: WindowKey) -> None:
         if self._needs.get(user) == key:
             return
@@ -257,7 +261,7 @@ class Windows:
             least[need.span] = min(need, least.get(need.span, need))
         past = [k for k in self._held if k < least.get(k.span, (key.epoch,))]
         for old in past:
-            del self._held[old]
+            self._held.pop(old, None)
         self.maker.let_go(min(least.values()).epoch)
 
     def _hold(self, key: WindowKey, window: Window) -> None:
@@ -274,7 +278,7 @@ class Windows:
         if sum(sizes) + max(sizes) > self.most_bytes:
             most = LEAST_HELD
         for old in windows_held[: max(0, len(windows_held) + 1 - most)]:
-            del self._held[old]
+            self._held.pop(old, None)
 
     def _read_ahead(self, pool: Pool) -> None:
         begun: list[Window] = []
@@ -347,6 +351,10 @@ class MixedWindows(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of all rows: the pass is over."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """The same, where any thread may be at work, without a lock and without an end of readers."""
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The state of an epoch's start: none, since its number says it."""

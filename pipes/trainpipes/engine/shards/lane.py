@@ -259,6 +259,10 @@ class Lane:
         self.left -= 1
         self._delivered += 1
 
+    def let_go(self) -> None:
+        """Let go of all rows: no more are taken."""
+        self._items, self._opened = [], None
+
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
         """The item after so many others, if it is made only when it is taken."""
         if ahead < self.left and isinstance(self._items, LazyBatches):

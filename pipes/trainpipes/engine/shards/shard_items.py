@@ -187,6 +187,13 @@ class ShardItems:
     def close(self) -> None:
         self._shards.windows.close()
 
+    def let_go(self) -> None:
+        """Let go of all rows: nobody takes items any more. Any thread may be at work."""
+        self._in_work, self._due = {}, []
+        for lane in list(self._lanes.values()):
+            lane.let_go()
+        self._shards.windows.let_go()
+
     def _of(self, number: int) -> Lane:
         lane = self._lanes.get(number)
         if lane is None:
