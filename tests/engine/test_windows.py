@@ -81,7 +81,7 @@ def test_windows_are_not_read_ahead_where_memory_is_short(monkeypatch):
     assert most[0] == 1
 
 
-def test_windows_go_with_the_pass_they_were_read_for(monkeypatch):
+def test_windows_go_with_the_loop_they_were_read_for(monkeypatch):
     alive = WeakSet()
     original = windows.Window.content
 
@@ -93,10 +93,11 @@ def test_windows_go_with_the_pass_they_were_read_for(monkeypatch):
     gc.disable()
     try:
         pipe = rows().sharding_filter(2).shuffle(1500).batch(8)
-        next(iter(pipe))
+        batches = iter(pipe)
+        next(batches)
         first = WeakSet(alive)
         assert len(first) >= 1
-        next(iter(pipe))
+        del batches
         for _ in range(100):  # a thread may be at work still
             if not first:
                 break
