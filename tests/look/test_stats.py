@@ -141,6 +141,36 @@ def test_labels_are_counted_over_all_rows_and_can_be_asked_for_alone():
     assert "and 987 more" in str(found)
 
 
+def test_a_column_with_the_name_of_one_that_was_left_out_is_counted():
+    rows = tp.from_arrow(
+        pa.table({"kind": ["b", "a", "b"], "label": [1, 2, 3], "labels": [4, 5, 6]})
+    )
+    chosen = rows.select("kind").rename({"kind": "label"})
+    assert chosen.stats(0, labels="label").labels["label"] == {"a": 1, "b": 2}
+    encoded = chosen.encode_labels(classes=["a", "b"])
+    assert encoded.stats(0, labels="labels").labels["labels"] == {0: 1, 1: 2}
+    swapped = rows.rename({"label": "kind", "kind": "label"})
+    assert swapped.stats(0, labels=["label", "kind"]).labels == {
+        "label": {"a": 1, "b": 2}, "kind": {1: 1, 2: 1, 3: 1},
+    }  # fmt: skip
+
+
+def test_what_is_kept_is_made_once_for_the_labels_and_for_training(tmp_path):
+    calls = []
+
+    def labelled(row):
+        calls.append(row["x"])
+        return {**row, "label": row["x"] % 3}
+
+    rows = tp.from_arrow(pa.table({"x": range(30)})).map(labelled, version="1").cache(tmp_path)
+    list(rows.take(1))  # finds the types
+    before = len(calls)
+    assert rows.stats(0, labels="label").labels["label"] == {0: 10, 1: 10, 2: 10}
+    assert rows.fit_columns(["x"]).numbers["x"]["mean"] == 14.5
+    assert len(list(rows.shuffle(5))) == 30
+    assert len(calls) - before <= 30
+
+
 def test_a_record_of_it_is_plain_json():
     mixed = tp.mix({"a": documents(), "b": documents()}).pack(10).batch(2).pad_collate()
     rows = tp.from_dataset([{"label": n % 2} for n in range(9)]).shuffle(4)

@@ -17,6 +17,7 @@ import torch
 import trainpipes as tp
 from resuming import check_resume
 from trainpipes.config import loads
+from trainpipes.look.fit import Tables
 from trainpipes.samplers import SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.testing import digest
 
@@ -240,6 +241,15 @@ def test_rare_values_are_cut_off_and_equal_counts_are_in_order() -> None:
     assert rows.fit_columns(categories="x", min_count=2).categories == {"x": ["a", "b", "c"]}
     assert rows.fit_columns(categories="x", max_size=2).categories == {"x": ["a", "b"]}
     assert rows.fit_columns(categories="x", min_count=9).categories == {"x": []}
+
+
+def test_many_values_are_added_up_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, calls, whole = Tables(most=100), [], Tables.whole
+    monkeypatch.setattr(Tables, "whole", lambda self: calls.append(1) or whole(self))
+    for start in range(0, 10_000, 10):
+        tables.add(pa.array(range(start, start + 10)))
+    assert len(calls) < 20
+    assert sum(tables.found(1, None)[1]) == 10_000
 
 
 def test_a_part_of_the_rows_is_the_first_one_in_their_order() -> None:

@@ -30,7 +30,7 @@ from trainpipes.stages.labels import LabelColumn
 from trainpipes.stages.order import Take
 
 #: Stages without which the first rows are as well mixed.
-MOVING = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
+MOVING = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage
 #: Digits of a mean beyond the first digit of the deviation: machines add up in different orders.
 DIGITS = 6
 
@@ -86,13 +86,15 @@ class Tables:
     """How often each value of a column came, added up before there are too many."""
 
     parts: list[pa.Table] = field(default_factory=list)
+    most: int = MOST_VALUES
 
     def add(self, values: pa.Array) -> None:
         counted = values.drop_null().value_counts()
         names = ["value", "count"]
         self.parts.append(pa.Table.from_arrays([*counted.flatten()], names=names))
-        if sum(map(len, self.parts)) > MOST_VALUES:
+        if sum(map(len, self.parts)) > self.most:
             self.parts = [self.whole()]
+            self.most = max(self.most, 2 * len(self.parts[0]))
 
     def whole(self) -> pa.Table:
         joined = pa.concat_tables(self.parts, promote_options="permissive")

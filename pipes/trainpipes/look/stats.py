@@ -51,13 +51,11 @@ ROWS = 65_536
 #: More different values than these are no labels, and would fill the memory.
 MOST_VALUES = 1 << 22
 #: Stages that say in which order rows come, how often and where: none of it changes the counts.
-ORDERING = (
-    kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
-)
+ORDERING = kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage
 #: Above these there are no rows whose labels could be counted.
 ENDING = kinds.BatchingStage | kinds.FinishingStage | Pack
 #: What never changes the counts; the order does where rows are drawn, mixed by weights or left out by others.
-AGAIN = kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
+AGAIN = kinds.RepeatStage | kinds.DeviceStage
 
 
 @dataclass(frozen=True)
@@ -461,12 +459,14 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
         stage: Any = left.pop()
         if isinstance(stage, Rename) and column in stage.names.values():
             old = next(name for name, new in stage.names.items() if new == column)
-            above.insert(0, Rename({old: column}))
+            above[:0] = [Select([old]), Rename({old: column})]
             column = old
         elif isinstance(stage, EncodeLabels) and column == stage.output_column:
             above.insert(0, stage)
             column = stage.column
-        elif not (isinstance(stage, Select) and column in stage.columns):
+        elif isinstance(stage, Select) and column in stage.columns:
+            above.insert(0, Select([column]))
+        else:
             break
     takes_columns = isinstance(stage, kinds.ReadingSource) and "columns" in stage.options
     if takes_columns and column in (stage.columns or [column]):
