@@ -105,6 +105,8 @@ BEGINS: dict[str, str] = {
     "a: !foo x": ":1: there is no tag '!foo'; there are !function, !pipeline",
     "a: !!set {x}": ":1: there is no tag '!!set'",
     "stages: [list_files: d, take: !!int x]": ":1: 'x' is no int: ",
+    STAGES + "- batch: {drop_last: !!bool yes}\n": ":3: 'yes' is no bool: ",
+    STAGES + "- take: !!null none\n": ":3: 'none' is no null: ",
 }  # fmt: skip
 
 
@@ -153,7 +155,9 @@ def test_a_word_of_the_message_is_no_value_that_is_to_blame() -> None:
     (b"a: b\nc: \xff\n", "train.yaml: a config must be UTF-8"),
     ("a: b".encode("utf-16"), "train.yaml: a config must be UTF-8"),
     (b"a: " + b"x" * (1 << 20), "train.yaml: a config must have at most 1,048,576 bytes"),
-], ids=["binary", "no utf-8", "utf-16", "too large"])  # fmt: skip
+    (b"stages: [list_files: d]\n#" + "ü".encode() * (1 << 19) + b"\nstages2: x",
+        "train.yaml: a config must have at most 1,048,576 bytes"),
+], ids=["binary", "no utf-8", "utf-16", "too large", "too large in bytes"])  # fmt: skip
 def test_a_file_that_is_no_text_is_refused(data: bytes, said: str) -> None:
     Path("train.yaml").write_bytes(data)
     with pytest.raises(tp.ConfigError) as found:

@@ -59,8 +59,17 @@ def test_a_file_is_written_whole_or_left_as_it_was(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a b.yaml"]
     with pytest.raises(tp.ConfigError, match=r"no/a.yaml cannot be written: "):
         ROWS.to_yaml(tmp_path / "no" / "a.yaml")
+    with pytest.raises(tp.ConfigError, match=r"to_yaml\(\): \. cannot be written: "):
+        ROWS.to_yaml(".")
     with pytest.raises(tp.ConfigError, match=r"to_yaml\(path\) must be a path on this machine"):
         ROWS.to_yaml("s3://bucket/a.yaml")
+
+
+class Lower(tp.RowStage):
+    column: str | None = "text"
+
+    def apply(self, row: Any) -> Any:
+        return row
 
 
 class Kind(str, enum.Enum):  # noqa: UP042
@@ -179,11 +188,12 @@ for pipe in (tp.list_files("d").map(clean), tp.list_files("d").then(Upper())):
     lambda: ROWS.encode_labels("x", classes=["a", "1", "true", "~"]),
     lambda: ROWS.batch(2).pad_collate(value=float("nan"), dtype=torch.float32),
     lambda: tp.list_files("a b").read_json(schema=pa.schema([("x", pa.list_(pa.int8()))])),
+    lambda: ROWS.then(Lower(None)).then(Lower()).then(Lower("x")),
     lambda: ROWS.filter([[("x", "==", True)], [("x", "<", float("inf")), ("y z", "not in", (1, 2))]]),
 ])  # fmt: skip
 def test_values_come_back_as_they_are(make: Any) -> None:
     pipe = make()
-    again = loads(pipe.to_yaml())
+    again = loads(pipe.to_yaml(), allow_imports=True)
     assert again == pipe
     assert repr([s.identity() for s in again.stages]) == repr([s.identity() for s in pipe.stages])
 

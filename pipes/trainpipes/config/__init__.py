@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes._internal.checks import flag, require
-from trainpipes.config.read import LARGEST, Reader, has_comment, path_steps
+from trainpipes.config.read import LARGEST, SIZE, Document, Reader, has_comment, path_steps
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline.chain import Pipeline
 
@@ -52,11 +52,14 @@ def load(
     name = os.fspath(path)
     try:
         with open(os.path.expanduser(name), "rb") as file:
-            text = file.read(LARGEST + 1).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
+            content = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config {name!r} cannot be read: {error}", path=name) from error
+    Document(name).need(len(content) <= LARGEST, None, "", SIZE)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
     options = {"storage_options": storage_options, "changes": changes}
     return loads(text, name=name, allow_imports=allow_imports, **options)
 

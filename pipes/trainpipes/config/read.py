@@ -33,6 +33,7 @@ from trainpipes.recipe_registry import recipe_function
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
+SIZE = f"a config must have at most {LARGEST:,} bytes"
 _OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in options.SCALARS))
 TAGS = ("!function", "!pipeline")
 
@@ -82,8 +83,7 @@ class Document:
         need("yaml", "tp.load")
         import yaml
 
-        rule = f"a config must have at most {LARGEST:,} bytes"
-        self.need(len(text) <= LARGEST, None, "", rule)
+        self.need(len(text.encode(errors="surrogatepass")) <= LARGEST, None, "", SIZE)
         try:
             root = yaml.compose(
                 text, options.with_scalars(yaml.SafeLoader, yaml_implicit_resolvers={})
@@ -126,11 +126,10 @@ class Document:
         else:
             kind = tag.removeprefix("!!")
             try:
-                node.value = (
-                    options.SCALARS[kind][1](parsed.value)
-                    if kind in options.SCALARS
-                    else parsed.value
-                )
+                rule, read = options.SCALARS.get(kind, ("(?s:.*)", str))
+                if not re.fullmatch(rule, parsed.value):
+                    raise ValueError("YAML 1.2 writes it otherwise")
+                node.value = read(parsed.value)
             except ValueError as error:
                 said = f"{shown(parsed.value)} is no {kind}: {error}"
                 raise self.error(node, "", said) from None

@@ -149,7 +149,7 @@ BEAT, LEASE = 5.0, 15.0
 def write_text(path: str | os.PathLike[str], text: str, caller: str) -> None:
     """Write a file of this machine whole, or not at all."""
     place = Path(local_path(path, f"{caller}(path)")).expanduser()
-    beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    beside = place.parent / f".{place.name}.{secrets.token_hex(4)}.part"
     with writing(place, caller):
         try:
             beside.write_text(text, encoding="utf-8", newline="\n")

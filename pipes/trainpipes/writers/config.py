@@ -154,7 +154,7 @@ class _Writer:
             said = f"{name}({first}): rows in memory have no place in a config: {_IN_FILES}"
             raise ConfigError(f"to_yaml(): {said}", stage=str(stage))
         options = dict(self.options(stage.name, stage.options, kind))
-        alone = list(options) == [first] and not isinstance(options[first], dict)
+        alone = list(options) == [first] and not isinstance(options[first], dict | None)
         return _Block({name: options[first] if alone else options}) if options else name
 
     def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
