@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -164,6 +165,22 @@ def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
             warnings.simplefilter("ignore")  # that it was damaged
             found = kept_file.read(path, {})
         assert found is None or found.equals(table), place
+
+
+def test_a_system_that_lacks_memory_or_handles_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, about = tmp_path / "kept" / "a.arrow", {"rows": 1}
+    kept_file.write(path, [pa.table({"x": [1]})], about)
+
+    def lacking(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(pa, "memory_map", lacking)
+        assert kept_file.read(path, about) is None
+    assert kept_file.read(path, about) == pa.table({"x": [1]})
 
 
 def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:

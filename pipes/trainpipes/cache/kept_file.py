@@ -139,6 +139,8 @@ TRAILER = len(MAGIC) + 4
 #: Chunks of a column may have dictionaries of their own, which a file that is no stream has not.
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 
+#: What the system may lack for a while, of a file that is whole.
+SHORT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 #: Files that this process has found to be whole: device, inode, size and time of the last change.
 _whole: set[tuple[int, int, int, int]] = set()
 
@@ -215,7 +217,9 @@ def read_content(
                 if bytes(view[-TRAILER:]) != _trailer(view[:-TRAILER]):
                     raise ValueError("the checksum differs")
             parsed = parse(content.slice(0, content.size - TRAILER))
-        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+            if getattr(error, "errno", 0) in SHORT:
+                return None
             if not private and about.st_size and KEY not in file.read(HEAD):
                 raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
             _drop_file(path, about)
