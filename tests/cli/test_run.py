@@ -21,7 +21,7 @@ import trainpipes as tp
 from command import START, environment
 from interpreters import pid_of, python
 from trainpipes.cli.measure import measure, report
-from trainpipes.cli.run import advice
+from trainpipes.cli.run import _lines, advice
 
 PAIRS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}" * (1 + k % 5)} for k in range(200)]
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -283,6 +283,15 @@ def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
     counts = measure(tp.Loader(pipe), epochs=1)
     assert (counts["steps"], counts["rows"], counts["tokens"]) == (steps, rows, tokens)
     assert (counts["padding_share"] is None) == (tokens == 0)
+
+
+def test_of_batches_whose_rows_cannot_be_counted_all_else_is_told():
+    pipe = tp.from_dataset(range(60)).batch(2).map(lambda rows: object())
+    told = measure(tp.Loader(pipe))
+    assert (told["steps"], told["rows"], told["rows_per_second"]) == (30, None, None)
+    lines = dict(_lines(told, pipe))
+    assert "rows" not in lines
+    assert re.fullmatch(r"[\d,.]+ batches/s", lines["then"])
 
 
 def slow(row):

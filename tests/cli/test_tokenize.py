@@ -43,6 +43,11 @@ def test_the_line_that_is_printed_trains_on_the_files(texts: str, ran: Ran) -> N
         assert digest(one) == digest(other)
 
 
+def test_files_may_be_an_option_too(texts: str, ran: Ran) -> None:
+    code, out, _ = ran("tokenize", "ids", *SFT, "--option", f"files={texts}")
+    assert (code, out.splitlines()[-1]) == (0, "tp.recipe('sft', 'ids', tokenizer='bytes')")
+
+
 def test_json_says_all_and_nothing_besides(texts: str, ran: Ran) -> None:
     found = [ran("tokenize", texts, "ids", *SFT, "--json") for _ in "12"]
     assert [(code, err) for code, _, err in found] == [(0, "")] * 2

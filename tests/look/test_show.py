@@ -465,6 +465,8 @@ def test_sound_is_shown_by_length_rate_and_level_and_played_in_a_notebook() -> N
     shown = sounds.show(2)
     assert "3.00 s at 16,000 Hz, -9.0 dB  █" in shown.text()
     assert "3.00 s at 16,000 Hz, silence" in shown.text()
+    broken = sounds.map(lambda row: {**row, "input_values": row["input_values"] * np.nan})
+    assert "3.00 s at 16,000 Hz, NaN or infinity" in broken.show(1).text()
     page = shown._repr_mimebundle_()["text/html"]
     assert page.count('<audio controls src="data:audio/wav;base64,') == 2
     assert page.count('title="400 x 96"') == 2

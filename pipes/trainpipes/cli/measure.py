@@ -94,6 +94,7 @@ def report(
     targets = None if total.get("apart") else total.get("targets")
     return {
         **{name: total[name] for name in ("steps", "rows", "tokens", "cells", "seconds", "waited")},
+        "rows": total["rows"] or None,  # of batches that hold none that can be counted
         "padding": cells - tokens,
         "targets": targets,
         "first_batch_seconds": first["seconds"],

@@ -69,7 +69,8 @@ def repack_command(files: tuple[str, ...], folder: str, as_json: bool, **others:
     try:
         done = repack(files if len(files) > 1 else files[0], folder, **others)
     except KeyboardInterrupt:
-        shared.note("the same command goes on where this one was stopped; --overwrite begins anew")
+        same = "the same command" + " without --overwrite" * others["overwrite"]
+        shared.note(f"{same} goes on where this one was stopped; --overwrite begins anew")
         raise
     seconds = time.monotonic() - started
     if as_json:
@@ -163,7 +164,8 @@ def _train(
         # Options that name columns of texts have nothing to name there.
         columns = next(known.columns for known in recipes() if known.name == recipe)
         left = {k: v for k, v in pipeline_options.items() if k not in columns or v in done.columns}
-        left.pop("cache", None)
+        for name in ("cache", "files"):
+            left.pop(name, None)
         with suppress(TrainpipesError):
             again = built(recipe, done.folder, **left)
             if again._plan().identity == done.pipeline._plan().identity:

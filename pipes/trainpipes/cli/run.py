@@ -112,8 +112,9 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
     with suppress(TypeError):
         of = f"; an epoch has {len(pipe):,}"
     yield "batches", f"{report['steps']:,}{of}{stopped}"
-    yield "rows", f"{report['rows']:,}"
-    share, ids = report["target_share"], report["tokens_per_second"]
+    if report["rows"] is not None:
+        yield "rows", f"{report['rows']:,}"
+    share = report["target_share"]
     if report["tokens"]:
         targets = "" if share is None else f", {share:.1%} of them targets of the loss"
         yield "tokens", f"{report['tokens']:,}{targets}"
@@ -123,9 +124,11 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
     start = f"first batch after {report['first_batch_seconds']:,.2f} s"
     yield "start", start + warm_up * (report["warm_up_steps"] > 1)
     if report["steps_per_second"] is not None:
-        tokens = "" if ids is None else f", {ids:,.0f} tokens/s"
-        rows = f"{report['rows_per_second']:,.0f} rows/s"
-        yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
+        rates = [f"{report['steps_per_second']:,.1f} batches/s"]
+        for name in ("rows", "tokens"):
+            if (rate := report[f"{name}_per_second"]) is not None:
+                rates.append(f"{rate:,.0f} {name}/s")
+        yield "then", ", ".join(rates)
     from trainpipes.engine.iterating.iteration_state import plan_of
 
     for tally in plan_of(pipe).tallies:
