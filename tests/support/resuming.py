@@ -20,11 +20,9 @@ EVERYWHERE: list[bool] = []
 def check_resume(
     subject: tp.Pipeline | Callable[[], Any], *, points: int = 5, **options: Any
 ) -> testing.ResumeReport:
-    """``trainpipes.testing.check_resume`` from so many ``points`` of two epochs in an ordinary run: the
-    first, the last, and others that are always the same."""
-    if EVERYWHERE:
-        return testing.check_resume(subject, points=200, **options)
-    return testing.check_resume(subject, points=points, **{"epochs": 2, **options})
+    """``trainpipes.testing.check_resume`` from so many ``points`` in an ordinary run: the first, the last,
+    and others that are always the same."""
+    return testing.check_resume(subject, points=200 if EVERYWHERE else points, **options)
 
 
 def goes_on_exactly(make: Callable[[], Any], *, epochs: int = 2) -> int:

@@ -130,12 +130,12 @@ class TableStage(RunStage, takes="columns"):
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
         made = vars(self)
         with self._open_lock:
-            if "_opened" not in made:
+            if "opened" not in made:
                 function, name = self.open(), f"what {type(self).__name__}.open() returns"
                 rule, way = "a function of a table and its Rows", "write def function(table, rows)"
                 require(takes(function, 2), name, rule, function, way)
-                made["_opened"] = function
-        opened: Callable[[pa.Table, Rows], pa.Table] = made["_opened"]
+                made["opened"] = function
+        opened: Callable[[pa.Table, Rows], pa.Table] = made["opened"]
         return opened
 
     def process(self, run: Run) -> Run:
