@@ -208,10 +208,10 @@ class Nothing(tp.Source):
 
 
 class Opens(tp.TableStage):
-    made: Any
+    opened: Any
 
     def open(self) -> Any:
-        return self.made
+        return self.opened
 
 
 SCALED = tp.from_arrow(pa.table({"x": [1]}))

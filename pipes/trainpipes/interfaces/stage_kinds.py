@@ -122,21 +122,20 @@ class TableStage(RunStage, takes="columns"):
         return lambda table, _: self.apply(table)
 
     @made_once
-    def _open_lock(self) -> ForkLock:
-        """Held while ``open`` runs, whose threads may need the lock of all stages."""
-        return ForkLock()
+    def _opening(self) -> tuple[ForkLock, list[Callable[[pa.Table, Rows], pa.Table]]]:
+        """A lock of ``open``, whose threads may need that of all stages, and what it returned."""
+        return ForkLock(), []
 
     @property
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
-        made = vars(self)
-        with self._open_lock:
-            if "opened" not in made:
+        lock, opened = self._opening
+        with lock:
+            if not opened:
                 function, name = self.open(), f"what {type(self).__name__}.open() returns"
                 rule, way = "a function of a table and its Rows", "write def function(table, rows)"
                 require(takes(function, 2), name, rule, function, way)
-                made["opened"] = function
-        opened: Callable[[pa.Table, Rows], pa.Table] = made["opened"]
-        return opened
+                opened.append(function)
+        return opened[0]
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
