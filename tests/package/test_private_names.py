@@ -42,6 +42,7 @@ from trainpipes.interfaces.options import instead
 from trainpipes.look import read_states
 from trainpipes.look.profiling.profile import TORCHS, _torchs
 from trainpipes.order.layout import Topology
+from trainpipes.stages.device import recorded
 from trainpipes.state.merge import PrefixStore, _get_default_store
 
 ROWS = 8
@@ -293,6 +294,15 @@ def test_the_default_group_has_a_store() -> None:
     hang."""
     PrefixStore("trainpipes", _get_default_store()).set("a", "1")
     assert PrefixStore("trainpipes", _get_default_store()).get("a") == b"1"
+
+
+@private("torch", "_indices _values", "device.py")
+def test_the_memory_of_a_sparse_tensor_is_noted_as_used() -> None:
+    """Also of one whose indices come twice, of which ``coalesce`` would give a copy."""
+    parts = torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0])
+    twice = torch.sparse_coo_tensor(*parts, (2,), check_invariants=True)
+    held = {twice._indices().data_ptr(), twice._values().data_ptr()}
+    assert {part.data_ptr() for part in recorded([twice])} == held
 
 
 @private("torch", "_version", "content.py")

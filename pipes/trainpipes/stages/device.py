@@ -61,7 +61,7 @@ def _parts(item: Any) -> dict[Any, Any]:
 
 #: How the dense tensors in a sparse one are had.
 DENSE: dict[torch.layout, tuple[str, ...]] = {
-    torch.sparse_coo: ("indices", "values"),
+    torch.sparse_coo: ("_indices", "_values"),  # also of one whose indices come twice
     **dict.fromkeys(
         (torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")
     ),
@@ -74,8 +74,7 @@ DENSE: dict[torch.layout, tuple[str, ...]] = {
 def recorded(item: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
     """A batch's tensors, and objects that pass ``record_stream`` on to theirs; ``within`` others."""
     if isinstance(item, torch.Tensor) and item.layout in DENSE:
-        whole = item.coalesce() if item.layout == torch.sparse_coo else item
-        yield from (getattr(whole, name)() for name in DENSE[item.layout])
+        yield from (getattr(item, name)() for name in DENSE[item.layout])
         return
     if can(item, "record_stream"):
         yield item
