@@ -440,9 +440,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 raise wrong(option, rule, pipeline, f"write PipelineDataModule({stage}={write})")
             pipeline._need_batches(option)
         loaders, made_of = self._loaders.get(stage, []), self._made_of.get(stage, [])
-        if [*map(id, made_of)] != [
-            *map(id, pipelines)
-        ]:  # a Loader's own may be another, pinned one
+        # A Loader's own may be another, pinned one.
+        if [*map(id, made_of)] != [*map(id, pipelines)]:
             kind = TrainingLoader if stage == "train" else EvaluationLoader
             self._loaders[stage] = loaders = [kind(Loader(p, **self.options)) for p in pipelines]
             self._made_of[stage] = [*pipelines]

@@ -136,9 +136,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
         """The state of a copy at work, as JSON."""
         if type(self).state_dict is StatefulStage.state_dict:
             added = vars(self).keys() - self.options.keys() - {"_writable"}
-            added = {
-                name for name in added if not is_derived(self, name)
-            }  # as of cached properties
+            added = {name for name in added if not is_derived(self, name)}
             if added:
                 said = f"keeps {min(added)!r} between rows, which no state holds"
                 raise ConfigError(f"{self} {said}: define state_dict() and load_state_dict()")

@@ -218,8 +218,8 @@ class Sound(NamedTuple):
     def __str__(self) -> str:
         seconds = f"{'up to ' * self.is_batch}{self.most / self.rate:,.2f} s at {self.rate:,} Hz"
         power = float(np.mean(self.samples.astype(np.float64) ** 2)) if self.samples.size else 0.0
-        level = f"{10 * np.log10(power):.1f} dB" if 0 < power < np.inf else "NaN or infinity"
-        level = level if power else "silence"
+        level = f"{10 * np.log10(power):.1f} dB" if power else "silence"
+        level = level if np.isfinite(power) else "NaN or infinity"
         wave = wave_form(self.samples) if len(self.samples) >= BARS and power else ""
         return "  ".join(filter(None, [f"{seconds}, {level}", wave]))
 

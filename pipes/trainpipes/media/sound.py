@@ -244,9 +244,7 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None, by_header: bool = True) -> tup
         own, is_own = length_of(container, stream)
         if own is not None and length - own > LACKING:
             length = float(own)  # those nearer stay as they are: batches are made by lengths
-        if (
-            container.format.name == "aac"
-        ):  # without a header, of which FFmpeg guesses by a bit rate
+        if container.format.name == "aac":  # has no header, and FFmpeg guesses by a bit rate
             length = -1.0
         header = Header(rate, coded.channels, max(-1, round(length * rate)))
         if clip is None:

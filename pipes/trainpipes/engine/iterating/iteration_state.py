@@ -295,9 +295,8 @@ class IterationState:
         if last is None or starts_elsewhere or chain.endless:
             return
         is_first, self._may_look = self._may_look, False
-        if (
-            last.ended or not last.left
-        ):  # else another thread may be at an item, or all data would be hashed
+        # Else another thread may be at an item, or all data would be hashed.
+        if last.ended or not last.left:
             return
         key = "rest", self.plan.identity
         if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
