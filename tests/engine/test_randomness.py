@@ -122,6 +122,27 @@ def test_the_order_is_the_same_in_another_process_with_another_hash_seed() -> No
     assert epochs == [sequence(SPEC, 0), sequence(SPEC, 1)]
 
 
+def test_an_option_that_prints_a_set_is_the_same_in_whatever_order_it_prints() -> None:
+    class Keeps:
+        def __init__(self, names: str) -> None:
+            self.names = names
+
+        def __call__(self, row: int) -> int:
+            return row
+
+        def __repr__(self) -> str:
+            return f"Keeps(names={self.names})"
+
+    first, second, other = (
+        tp.from_dataset(range(4)).map(Keeps(names))
+        for names in ("{'a', 'b, c'}", "{'b, c', 'a'}", "{'a', 'c'}")
+    )
+    state = first.state_dict()
+    second.load_state_dict(state)
+    with pytest.raises(tp.errors.StateError, match="Keeps"):
+        other.load_state_dict(state)
+
+
 # Golden orders
 
 GOLDEN = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import trainpipes as tp
 from engine.test_randomness import global_generators_untouched, seed_everything
@@ -119,3 +120,10 @@ def test_an_error_in_rows_that_skip_leaves_out_loses_none_and_gives_none_of_them
     with pytest.raises(OSError, match="once"):
         next(rows)
     assert list(rows) == [5, 6, 7, 8]
+
+
+def test_a_data_pipe_is_read_for_its_types_beside_a_pass_of_it() -> None:
+    rows = IterableWrapper([{"x": i, "y": str(i)} for i in range(20)])
+    pipe = tp.from_iterable(rows).select("x").shuffle(8)
+    for _ in range(2):
+        assert sorted(row["x"] for row in pipe) == [*range(20)]

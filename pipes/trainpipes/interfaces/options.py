@@ -33,6 +33,8 @@ STANDARD = "tag:yaml.org,2002:"
 
 #: Where an object lies in memory, which is elsewhere in each process.
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+#: A set of texts as it prints, in an order that each process has for itself.
+TEXTS = re.compile(r"""\{((?:'[^']*'|"[^"]*")(?:, (?:'[^']*'|"[^"]*"))+)\}""")
 
 #: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
 SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -454,5 +456,6 @@ def stable_text(value: Any) -> str:
     """
     named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
     with suppress(Exception):  # of one that fails, the type alone
-        return ADDRESS.sub("", str(value)) if named else ""
+        text = ADDRESS.sub("", str(value)) if named else ""
+        return TEXTS.sub(lambda texts: f"{{{', '.join(sorted(texts[1].split(', ')))}}}", text)
     return ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe
 
 from trainpipes._internal import callers, checks
 from trainpipes._internal.checks import Schema
@@ -122,6 +123,8 @@ class IterableStream(source.RowStream):
                 )
             way, rule = instead(iterable), "a function that returns a fresh iterable"
             checks.require(not way, "from_iterable(factory)", rule, iterable, way)
+        if isinstance(iterable, IterDataPipe):  # whose second pass ends the first one
+            iterable = deepcopy(iterable)
         return iter(iterable)
 
     def fingerprint(self) -> dict[str, Any]:
