@@ -331,6 +331,39 @@ def test_at_a_url_a_process_that_is_gone_from_this_machine_is_not_waited_for(mem
     assert not memory.find("/written/c/_unfinished")
 
 
+def test_of_two_that_waited_for_one_that_is_gone_only_one_writes(memory, monkeypatch):
+    monkeypatch.setattr(places, "LEASE", 0.5)
+    held(memory, host="elsewhere")
+    gone, remove = memory.cat_file("/written/c/_unfinished/lock"), type(memory).rm_file
+    calls, second = itertools.count(), threading.Event()
+
+    def remove_late(self: Any, path: str) -> None:
+        number = next(calls) if path.endswith("/lock") else 2
+        if number == 0:
+            assert second.wait(20)
+        if number == 1:
+            second.set()
+            while not memory.exists(path) or memory.cat_file(path) == gone:
+                time.sleep(0.01)  # until the first one has a lock there
+        remove(self, path)
+
+    monkeypatch.setattr(type(memory), "rm_file", remove_late)
+    done: list[object] = []
+
+    def write() -> None:
+        try:
+            done.append(rows().write_json("memory://written/c").rows)
+        except tp.ConfigError as error:
+            done.append(str(error))
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(type, done), key=str) == [int, str]
+
+
 def test_who_writes_to_a_url_gives_signs_of_life(memory, monkeypatch):
     monkeypatch.setattr(places, "BEAT", 0.05)
     seen: list[int] = []

@@ -408,6 +408,8 @@ class _Lease:
         try:
             with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
                 self._write("create")
+            if holder is not None:  # another that waited for it may be about to remove this one
+                self._ended.wait(min(LEASE, 1.0))
             self._check_own()
         except Exception:
             self._may_be_there = False
