@@ -530,3 +530,24 @@ def test_arrays_that_are_all_empty_keep_their_dtype() -> None:
     rows = tp.from_dataset([{"x": np.array([], np.float32)}] * 700)
     assert rows.batch(2).pad_collate().peek()["x"].dtype == torch.float32
     assert rows.filter(pc.field("x").is_valid()).peek()["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("stage", ["select", "drop_columns", "rename"])
+def test_dicts_within_rows_keep_their_keys_where_columns_are_chosen(stage: str) -> None:
+    # Such as the arguments of tools, of which each has its own.
+    rows: Rows = [{"said": [{f"key {n // 300}": n}], "n": n, "id": -n} for n in range(700)]
+    del rows[5]["id"]
+    pipe = tp.from_dataset(rows)
+    chosen = {
+        "select": pipe.select("said", "n", "id"),
+        "drop_columns": pipe.drop_columns("n"),
+        "rename": pipe.rename({"n": "number"}),
+    }[stage]
+    names = {"drop_columns": ["said", "id"], "rename": ["said", "number", "id"]}
+    found = list(chosen.shuffle(50, seed=1))
+    assert {tuple(row) for row in found} == {tuple(names.get(stage, ["said", "n", "id"]))}
+    assert {row["said"][0].popitem() for row in found} == {
+        (f"key {n // 300}", n) for n in range(700)
+    }
+    assert sum(row["id"] is None for row in found) == 1
+    check_resume(chosen.shuffle(50, seed=1).batch(70), processes=0)

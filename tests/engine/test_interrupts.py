@@ -248,4 +248,4 @@ def test_workers_answer_after_an_interrupt_at_any_place() -> None:
         with ends_in_time(20):
             assert (place, asked(pool, 2)) == (place, ([2], None))
         pool.close()
-    assert came > 0.8 * len(found) > 20
+    assert came > max(20, len(found) / 2)  # some only come by where something is waited for

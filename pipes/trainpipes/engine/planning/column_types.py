@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import IntArray
+from trainpipes.columns.arrays import holds
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
 from trainpipes.columns.python_values import table_of_rows
@@ -320,6 +321,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     Args:
         caller: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
+        keeps_dicts: whether rows stay dicts where their values hold dicts, whose keys may differ.
         key: of its schema in ``Schemas``.
         ragged, pads: see ``SchemaFinder``.
     """
@@ -329,6 +331,7 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     caller: str
     schema: pa.Schema | None = None
     may_stay: bool = False
+    keeps_dicts: bool = False
     key: str = ""
     ragged: Collection[str] | None = None
     pads: bool = False
@@ -374,6 +377,8 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
         schema = self.kept
         if schema is None:
             return run
+        if self.keeps_dicts and any(holds(kind, pa.types.is_struct) for kind in schema.types):
+            return run.with_block(run.block.with_data(_with_keys(data, schema.names)))
         try:
             table = table_of_rows(data, schema, self.schema is None)
         except UnfitRow as unfit:
@@ -394,6 +399,14 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
             if not wider.equals(schema):
                 cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
         return f"{self.caller} works on columns {which}, and a row {unfit}: {cure}"
+
+
+def _with_keys(rows: list[Any], names: list[str]) -> list[Any]:
+    """Rows that are dicts, with these keys first, and None where they lack one."""
+    return [
+        {**dict.fromkeys(names), **row} if isinstance(row, dict) and [*row] != names else row
+        for row in rows
+    ]
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
@@ -423,6 +436,7 @@ def _arranged(stages: Sequence[Stage]) -> tuple[list[Stage], bool, bool]:
         arrays = arrays or getattr(stage, "_gives_arrays", False)
         if due and not (stays and arrays):
             how: Any = {"ragged": traits.ragged, "pads": traits.pads}
+            how["keeps_dicts"] = traits.gives == "choice"
             found.append(AsColumns(str(stage), may_stay=stays, key=str(number), **how))
             number += 1
         found.append(stage)

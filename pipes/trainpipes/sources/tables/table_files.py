@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.arrays import holds, to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
 from trainpipes.columns.types import NoColumn
 from trainpipes.engine.planning.row_names import with_deleted
@@ -102,7 +102,7 @@ class TableFields:
     ) -> pa.Array:
         """A file's column as the table has it."""
         kind, whole = wanted.type, field.type
-        if not _has_struct(kind):
+        if not holds(kind, pa.types.is_struct):
             return cast_to(column, wanted, place)
         if column.offset:  # offsets and validity begin with the array then
             column = column.take(to_arrow(np.arange(len(column))))
@@ -133,11 +133,6 @@ class TableFields:
 def fields_of(kind: pa.DataType | pa.Schema) -> list[pa.Field]:
     count = len(kind) if isinstance(kind, pa.Schema) else kind.num_fields
     return [kind.field(n) for n in range(count)]
-
-
-def _has_struct(kind: pa.DataType) -> bool:
-    inner = (_has_struct(kind.field(n).type) for n in range(kind.num_fields))
-    return bool(pa.types.is_struct(kind)) or any(inner)
 
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
