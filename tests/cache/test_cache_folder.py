@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -118,6 +119,16 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
     assert [path.exists() for path in entries] == [True, True, False]
     assert make_room(kept, 0, "rows") == 0
     assert cache.info().indexes == 1
+
+
+def test_room_is_made_of_what_killed_processes_left(kept: Path) -> None:
+    part = kept / "rows" / "0a" / "cd.123.0a1b2c3d.part"
+    part.parent.mkdir(exist_ok=True)
+    for age, stays in ((0, True), (10_000, False)):
+        part.write_text("left")
+        os.utime(part, (time.time() - age, time.time() - age))
+        make_room(kept, 1 << 30, "rows")
+        assert part.exists() == stays
 
 
 # Files that are whole or not there

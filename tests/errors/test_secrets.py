@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import trainpipes as tp
-from trainpipes.errors import hidden
+from trainpipes.errors import hidden, without_query
 from trainpipes.filesystems import retry
 
 SECRET = "hunter2SECRET"
@@ -136,12 +136,18 @@ def test_a_row_that_is_an_address_is_shown_without_its_password() -> None:
     ("Client(api_key='abc', region='eu')", "Client(api_key='…', region='eu')"),
     ('{"secret": "abc", "secrets": 3}', '{"secret": \'…\', "secrets": 3}'),
     ("ünïcode://ü:p@h", "ünïcode://…@h"),
+    ("GET /a?sig=abc&page=2 was refused", "GET /a?sig=…&page=… was refused"),
+    ("https://h/a?to=https://k/b&sig=abc", "https://h/a?to=…&sig=…"),
     ("https://me:pw@h/x: me:pw@h is refused", "https://…@h/x: …@h is refused"),
     ("", ""),
 ])  # fmt: skip
 def test_only_what_is_secret_is_hidden(text: str, told: str) -> None:
     assert hidden(text) == told
     assert hidden(told) == told
+
+
+def test_a_url_within_a_query_is_part_of_the_query() -> None:
+    assert without_query("https://me@host/a?of=https://other/b") == "https://host/a"
 
 
 class Flaky(LocalFileSystem):  # type: ignore[misc]
