@@ -176,8 +176,7 @@ class Forks:
             os.dup2(out, 1)
             os.dup2(out, 2)
             torch.set_num_threads(1)  # the others stayed behind
-            import_module("trainpipes._faults").ACTIVE = number
-            os.environ["FAULT"] = str(number)  # for processes that it starts
+            os.environ["FAULT"] = str(number)  # also for processes that it starts
             for test, after in zip(tests, [*tests[1:], None], strict=True):
                 test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
                 if self.failed:

@@ -25,21 +25,22 @@ SWAPS: dict[type, type] = {
     ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 #: What a copy of the library gets: which fault is on, and where it is asked, the test that asks.
-SWITCH = '''"""Which fault is on. ``RECORD`` names a folder for the faults that each test comes by: a file for
+SWITCH = '''"""Which fault is on: that of ``FAULT``. ``RECORD`` names a folder for the faults that each test comes by: a file for
 each process, a test's name in a line of its own and then the numbers.
 """
 
 import os
 
-ACTIVE = int(os.environ.get("FAULT", -1))
 RECORD = os.environ.get("FAULT_RECORD")
 _seen, _of, _out = set(), None, -1
+_environment = os.environ._data
 
 
 def on(number):
     if RECORD:
         _record(number)
-    return number == ACTIVE
+    # Asked anew: a process may be forked from one in which another fault, or none, is on.
+    return _environment.get(b"FAULT") == b"%d" % number
 
 
 def _record(number):

@@ -263,6 +263,7 @@ def test_digests_tell_types_shapes_and_bytes_apart():
     items = [
         [1, 2], (1, 2), [1.0, 2.0], torch.tensor([1, 2]), torch.tensor([[1, 2]]),
         torch.tensor([1, 2], dtype=torch.int32), np.array([1, 2]), {"a": 1}, {"b": 1}, "1", b"1", None,
+        pa.table({"x": [1, 2]}), pa.table({"x": pa.array([1, 2], pa.int8())}),
     ]  # fmt: skip
     assert len({digest(item) for item in items}) == len(items)
     assert digest({"a": torch.zeros(3)}) == digest({"a": torch.zeros(3)})
