@@ -25,8 +25,8 @@ SWAPS: dict[type, type] = {
     ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 #: What a copy of the library gets: which fault is on, and where it is asked, the test that asks.
-SWITCH = '''"""Which fault is on: that of ``FAULT``. ``RECORD`` names a folder for the faults that each test comes by: a file for
-each process, a test's name in a line of its own and then the numbers.
+SWITCH = '''"""Which fault is on: that of ``FAULT``. ``RECORD`` names a folder for the faults that each test
+comes by: a file for each process, a test's name in a line of its own and then the numbers.
 """
 
 import os
