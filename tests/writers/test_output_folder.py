@@ -97,6 +97,12 @@ def refuses(row: dict[str, Any]) -> dict[str, Any]:
     raise ZeroDivisionError(row["x"])
 
 
+def test_an_error_of_a_function_tells_which_file_was_being_made(tmp_path):
+    with pytest.raises(ZeroDivisionError) as caught:
+        rows().map(refuses).write_arrow(tmp_path / "out", num_files=2)
+    assert [note for note in caught.value.__notes__ if note.startswith("while making ")]
+
+
 OVERWRITERS: dict[str, Any] = {
     "a function": lambda out: rows().map(refuses).write_json(out, overwrite=True),
     "processes": lambda out: (
