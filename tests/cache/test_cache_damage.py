@@ -347,6 +347,25 @@ def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Pat
     assert second.exists()
 
 
+def test_what_is_left_in_a_folder_is_looked_for_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, count = cache.remove_leftovers, 0
+
+    def counted(*given: Any) -> int:
+        nonlocal count
+        seen = looked(*given)
+        count += seen
+        return seen
+
+    monkeypatch.setattr(cache, "remove_leftovers", counted)
+    folder = tmp_path / "kept" / "bytes" / "ab"
+    for number in range(1000):
+        kept_file.make_file(folder / f"{number:062x}.chunk", lambda file: file.write(b"x"))
+    assert len(list(folder.iterdir())) == 1000
+    assert count < 20 * 1000  # half a million, if after each
+
+
 # Where the folder is
 
 

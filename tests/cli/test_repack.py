@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,3 +141,14 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on(ran: Ran) -> None:
     assert sorted(numbers("out")) == [*range(100_000)]
     others = {path.name for path in Path("out").iterdir() if not path.name.startswith("part-")}
     assert others == {"_manifest.json"}
+
+
+def test_secrets_of_a_url_are_not_printed(ran: Ran) -> None:
+    lines("a.jsonl")
+    url = "memory://me:hush7@host"
+    ids = ("--recipe", "pretrain", "--tokenizer", "bytes")
+    for command in (("repack", "a.jsonl", f"{url}/out"), ("tokenize", "a.jsonl", f"{url}/ids", *ids)):
+        for how in ((), ("--json",)):
+            code, out, err = ran(*command, *how)
+            assert (code, "…@host" in out, "hush7" in f"{out}{err}") == (0, True, False)
+    fsspec.filesystem("memory").store.clear()

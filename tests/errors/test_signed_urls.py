@@ -23,7 +23,7 @@ from s3_store import address_of, s3_store
 from trainpipes._internal.messages import clean
 from trainpipes.filesystems import retry
 from trainpipes.look import inspect_files
-from trainpipes.prepare import repack
+from trainpipes.prepare import repack, tokenize
 from trainpipes.sources.files import file_bytes
 
 pytest.importorskip("aiohttp")
@@ -395,3 +395,19 @@ def test_what_stands_for_an_error_keeps_its_kind_its_notes_and_what_led_to_it() 
     assert str(found) == "Odd: https://host/?sig=…"
     assert (found.__cause__.errno, found.__cause__.filename) == (2, "https://host/?a=…")  # type: ignore[union-attr]
     assert found.__notes__ == ["https://host/?…"]
+
+
+def late(row: dict[str, Any]) -> dict[str, Any]:
+    return {"text": "a" * (1 // (row["id"] < 20))}
+
+
+def test_a_writer_tells_none(server, tmp_path):
+    with pytest.raises(ZeroDivisionError) as caught:
+        tokenize(pipeline(server, "a.jsonl").map(late).tokenize("bytes"), tmp_path / "ids")
+    assert "while making part-00000.parquet of http://" in printed(caught.value)
+    assert MARK not in printed(caught.value)
+    assert written(tmp_path / "ids") == []
+    done = tp.from_dataset([{"x": 1}]).write_json(f"memory://me:{MARK}@host/out")
+    assert MARK not in f"{done} {done!r}"
+    assert done.files == (f"memory://me:{MARK}@host/out/part-00000.jsonl",)
+    fsspec.filesystem("memory").store.clear()

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from forked import as_stranger, strangers_folder
 from interpreters import python
 from layouts import counted, of_ranks, save, state, stateful, uncounted
 from trainpipes.errors import TrainpipesError
@@ -212,6 +213,26 @@ def test_what_may_not_be_read_says_so(tmp_path):
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
     assert "Permission denied" in refused(path)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o333, 0o444], ids=oct)
+def test_a_folder_that_may_not_be_listed_or_entered_says_so(mode):
+    with strangers_folder() as top:
+        closed = top / "closed"
+        save(state(), closed / "state.json", "json")
+        closed.chmod(mode)
+
+        def said(path: Path) -> tuple[str, str]:
+            try:
+                return "read", str(len(read_states(path)))
+            except TrainpipesError as error:
+                return type(error).__name__, str(error)
+
+        found = as_stranger(lambda: [said(closed), said(top), said(closed / "state.json")])
+        if mode == 0o333:  # who knows the name may read it
+            assert found.pop() == ("read", "1")
+        assert {kind for kind, _ in found} == {"UnreadableError"}
+        assert all("closed" in text and "Permission denied" in text for _, text in found)
 
 
 # Hostile files

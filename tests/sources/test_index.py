@@ -350,6 +350,15 @@ def test_what_is_no_place_is_refused(kind, index):
         read(kind, "x", index=index)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_url_is_no_place_for_it(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = r"index.* must be a path on this machine, got 's3://b/footers\.arrow'; write there, and copy it"
+    with pytest.raises(tp.ConfigError, match=said):
+        read(kind, "x", index="s3://b/footers.arrow")
+    assert os.listdir() == []
+
+
 @some
 def test_it_is_no_part_of_a_state(kind):
     stages = [read(kind, "x", index=i).stages[1].identity() for i in (None, "here", False)]

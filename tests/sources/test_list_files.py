@@ -30,6 +30,7 @@ from trainpipes.errors import (
 )
 from trainpipes.prepare import repack
 from trainpipes.sources.files.file_reader import READERS, reader_by_name, suffixes_of
+from trainpipes.sources.files.folders import LocalFolders
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.read_parquet import ReadParquet
 from trainpipes.stages.filter import Filter
@@ -351,6 +352,21 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path, monkeypatch
         ) as caught:
             ListFiles(urls=url).files()
         assert str(caught.value.path).endswith("secret")
+
+
+def test_a_file_that_another_program_renames_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    make(tmp_path, "a.parquet", "tmp_b.parquet")
+    entries = LocalFolders.entries
+
+    def and_rename(tree: Any, folder: str, all_below: bool = False) -> Any:
+        found = entries(tree, folder, all_below)
+        with suppress(FileNotFoundError):
+            (tmp_path / "tmp_b.parquet").rename(tmp_path / "b.parquet")
+        return found
+
+    monkeypatch.setattr(LocalFolders, "entries", and_rename)
+    assert listed(tmp_path, tmp_path) == ["a.parquet"]
+    assert listed(tmp_path / "*.parquet", tmp_path) == ["a.parquet", "b.parquet"]
 
 
 #: Files, what is listed of their folder, and what is said, to its end.

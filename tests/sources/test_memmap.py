@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from forked import as_stranger, strangers_folder
 from trainpipes.prepare import tokenize
 from trainpipes.testing import digest
 from trainpipes.writers import Processes, Threads
@@ -599,6 +600,26 @@ def test_no_part_of_a_folder_of_memory_maps_is_passed_over(tmp_path):
     for path in (tmp_path, tmp_path / "part-*"):
         with pytest.raises(tp.UnreadableError, match=r"part-1 .* no _manifest.json"):
             tp.read_memmap(path)
+
+
+def test_files_that_may_not_be_read_are_named():
+    with strangers_folder() as top:
+
+        def work() -> list[str]:
+            tp.write_memmap(top / "closed", {"x": np.arange(3)})
+            np.arange(8, dtype=np.uint16).tofile(top / "bare.bin")
+            told = []
+            for name in ("closed/part-00000.x.npy", "closed/part-00000.json", "bare.bin"):
+                (top / name).chmod(0)
+                how: Any = {"dtype": "uint16", "length": 2} if name == "bare.bin" else {}
+                with pytest.raises(tp.UnreadableError, match="Permission denied; allow") as caught:
+                    tp.read_memmap(top / name.split("/")[0], **how)
+                told.append(str(caught.value.path))
+            return told
+
+        ends = ("part-00000.x.npy", "part-00000.json", "bare.bin")
+        told = as_stranger(work)
+        assert all(path.endswith(end) for path, end in zip(told, ends, strict=True))
 
 
 def test_any_byte_that_changed_is_found(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import fsspec
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, write_each_format
+from faulty_server import Fault, FaultyServer, first, write_each_format
 from s3_store import address_of
 
 
@@ -109,3 +111,23 @@ def test_a_bucket_of_another_region_is_said_to_be(s3, server):
     ) as caught:
         list(files.read_json())
     assert caught.value.attempts <= 2  # a busy server may let one wait too long
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_server_that_denies_what_is_not_there_gives_what_is(server, folder, status):
+    server.fault = lambda _, name, __: (status, {}) if name.endswith("state.json") else None
+    assert list(read(server, "a.arrow")) == list(tp.read_arrow(folder / "a.arrow"))
+    server.fault = lambda *_: (403, {})
+    with pytest.raises(tp.UnreachableError, match="denies access"):
+        list(read(server, "a.arrow"))
+
+
+def test_files_of_a_saved_dataset_are_looked_for_more_than_once(server, folder):
+    shutil.copy(folder / "a.arrow", folder / "b.arrow")
+    names = [{"filename": "a.arrow"}, {"filename": "b.arrow"}]
+    (folder / "state.json").write_text(json.dumps({"_data_files": names}))
+    server.fault = first(1, (503, {}))
+    assert len(list(read(server, "a.arrow", seconds=20))) == 40
+    (folder / "b.arrow").unlink()
+    with pytest.raises(tp.MissingFilesError, match=r"names b\.arrow, which is not there"):
+        list(read(server, "a.arrow", seconds=20))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import trainpipes as tp
 from drawn import examples
 from trainpipes.filesystems import systems
 from trainpipes.sources.files import file_bytes as range_file
@@ -104,3 +110,49 @@ def test_a_file_that_a_row_names_keeps_few_blocks_wherever_it_is_read(monkeypatc
             assert file.read(size) == DATA[start : start + size]
             assert len(file._blocks) <= 10
         file.check()
+
+
+class FTPFileSystem(MemoryFileSystem):
+    """Files in memory, called as a system with a single connection; counts who uses it at once."""
+
+    protocol = "single"
+    store: dict[str, Any] = {}  # noqa: RUF012  (as its parent has it)
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012
+    busy = most = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("single:/"))
+
+    def cat_file(self, path: str, *given: Any, **options: Any) -> bytes:
+        FTPFileSystem.busy += 1
+        FTPFileSystem.most = max(FTPFileSystem.most, FTPFileSystem.busy)
+        time.sleep(0.001)
+        FTPFileSystem.busy -= 1
+        return bytes(super().cat_file(path, *given, **options))
+
+
+def test_a_system_with_a_single_connection_is_asked_for_one_file_at_a_time():
+    fsspec.register_implementation("single", FTPFileSystem, clobber=True)
+    contents = {f"single://d/{n}.txt": b"%d\n" % n * 9 for n in range(40)}
+    for url, content in contents.items():
+        fsspec.filesystem("single").pipe_file(url, content)
+    for files in ("single://d/*.txt", "simplecache::single://d/*.txt"):
+        FTPFileSystem.most = 0
+        rows = list(tp.list_files(files).read_bytes().shuffle(9, seed=0))
+        assert sorted(row["bytes"] for row in rows) == sorted(contents.values())
+        assert len(list(tp.list_files(files).read_text())) == 9 * 40
+        assert FTPFileSystem.most <= 1
+    FTPFileSystem.store.clear()
+
+
+def test_files_in_an_archive_come_as_they_are(tmp_path):
+    contents = [random.Random(n).randbytes(30_000) for n in range(100)]
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for n, content in enumerate(contents):
+            member = tarfile.TarInfo(f"{n:03}.bin")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    rows = tp.list_files(f"tar://*.bin::{tmp_path}/all.tar").read_bytes()
+    for _ in range(3):
+        assert [row["bytes"] for row in rows] == contents

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-__all__ = ["Child", "in_child"]
+__all__ = ["Child", "as_stranger", "in_child", "strangers_folder"]
 
 
 class Child:
@@ -65,3 +69,33 @@ def in_child(work: Callable[[], Any]) -> Any:
         pytest.fail(found, pytrace=False)
     assert process.exitcode == 0
     return found
+
+
+#: A user who is not this one, nor root.
+STRANGER = 12_345
+
+
+def as_stranger(work: Callable[[], Any]) -> Any:
+    """What a function gives in a process of a user who may not read everything, as root may."""
+
+    def run() -> Any:
+        if os.geteuid() == 0:
+            os.setuid(STRANGER)
+        return work()
+
+    return in_child(run)
+
+
+@contextmanager
+def strangers_folder() -> Iterator[Path]:
+    """A folder of that user, with a folder ``closed``; who tests sets its mode."""
+    with tempfile.TemporaryDirectory() as name:  # to which others may come, unlike to pytest's
+        closed = Path(name, "closed")
+        closed.mkdir()
+        if os.geteuid() == 0:
+            os.chown(name, STRANGER, STRANGER)
+            os.chown(closed, STRANGER, STRANGER)
+        try:
+            yield Path(name)
+        finally:
+            closed.chmod(0o700)

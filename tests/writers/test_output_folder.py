@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from forked import as_stranger, strangers_folder
 from interpreters import pid_of, python
 from s3_store import s3_store
 from trainpipes.filesystems import places
@@ -190,6 +191,7 @@ def test_manifests_of_others_do_not_count(tmp_path):
 HOLDER = """
 import sys
 import trainpipes as tp
+from forked import as_stranger, strangers_folder
 
 def waits(row):
     if row["x"] == 50:
@@ -465,3 +467,50 @@ def test_colons_in_a_path_of_this_machine_are_no_protocol(tmp_path, monkeypatch)
     assert sorted(os.listdir()) == ["a::b", "a::c"]
     with pytest.raises(tp.ConfigError, match="leave out what stands before '::'"):
         rows().write_parquet("simplecache::memory://out")
+
+
+# Folders that may not be read
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o333], ids=oct)
+def test_a_folder_that_may_not_be_read_is_named(mode):
+    with strangers_folder() as top:
+        closed = top / "closed"
+        (top / "a.txt").write_text("one\ntwo\n")
+        ids = tp.read_text(top / "a.txt").tokenize("bytes")
+        jobs: dict[str, Any] = {
+            "json": lambda: rows().write_json(closed),
+            "memmap": lambda: rows().write_memmap(closed),
+            "repack": lambda: repack(rows(), closed, shuffle=True),
+            "tokenize": lambda: tokenize(ids, closed),
+        }
+        if mode == 0o000:  # else files can be made there
+            jobs["below"] = lambda: rows().write_json(closed / "out")
+            jobs["temp_dir"] = lambda: repack(rows(), top / "out", shuffle=True, temp_dir=closed)
+            jobs["map dataset"] = lambda: rows().to_map_dataset(closed / "rows.arrow")
+        closed.chmod(mode)
+
+        def said(job: Any) -> str:
+            try:
+                job()
+            except tp.ConfigError as error:
+                return str(error)
+            return "nothing"
+
+        told = as_stranger(lambda: {name: said(job) for name, job in jobs.items()})
+        for name, text in told.items():
+            assert f"{closed}" in text, name
+            assert "Permission denied; " in text or "(Permission denied)" in text, name
+
+
+def test_a_manifest_that_may_not_be_read_is_named():
+    with strangers_folder() as top:
+
+        def work() -> str:
+            rows().write_json(top / "closed")
+            (top / "closed" / "_manifest.json").chmod(0)
+            with pytest.raises(tp.ConfigError) as caught:
+                rows().write_json(top / "closed")
+            return str(caught.value)
+
+        assert "_manifest.json: Permission denied; allow reading" in as_stranger(work)

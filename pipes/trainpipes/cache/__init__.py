@@ -162,15 +162,21 @@ def make_room(root: Path, most: int, kind: str) -> int:
     return total
 
 
-def remove_leftovers(below: str | os.PathLike[str], stem: str | None = None) -> None:
-    """Remove the parts that killed processes have left in a folder, of all files or of one."""
+def remove_leftovers(below: str | os.PathLike[str], stem: str | None = None) -> int:
+    """Remove the parts that killed processes have left in a folder, of all files or of one; how many entries
+    were looked at.
+    """
+    seen = 0
     with suppress(OSError), os.scandir(below) as entries:
-        for entry in entries:
+        for seen, entry in enumerate(entries, 1):  # noqa: B007
+            if not entry.name.endswith(PART):
+                continue
             ours = stem in (None, entry.name.rsplit(".", 3)[0])
             if ours and _OUR_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > PART_AGE:
                         os.unlink(entry.path)
+    return seen
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:

@@ -36,6 +36,12 @@ FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLO
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
+#: Entries that are looked at for leftovers, about, for each that is made; and how many more are made in a
+#: folder before all there are looked at again.
+LOOKED_AT = 16
+_unlooked: dict[Path, int] = {}
+
+
 class NotOwnError(PermissionError):
     """A file or folder that is another user's."""
 
@@ -77,7 +83,12 @@ def make_file(
         with suppress(OSError):
             os.unlink(beside)
         raise
-    cache.remove_leftovers(path.parent, None if private else path.stem)
+    if not private:
+        cache.remove_leftovers(path.parent, path.stem)
+    elif (left := _unlooked.get(path.parent, 0)) > 0:
+        _unlooked[path.parent] = left - 1
+    else:
+        _unlooked[path.parent] = cache.remove_leftovers(path.parent) // LOOKED_AT
 
 
 def _make_folder(folder: Path, private: bool = True) -> None:

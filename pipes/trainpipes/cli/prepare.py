@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli import shared
+from trainpipes.errors import hidden
 
 if TYPE_CHECKING:
     from trainpipes.prepare import Tokenized
@@ -78,7 +79,7 @@ def repack_command(files: tuple[str, ...], folder: str, as_json: bool, **others:
         return
     shared.print_written(done, seconds)
     shared.note("look at it:")
-    shared.out(f"trainpipes inspect {shlex.quote(done.folder)}")
+    shared.out(f"trainpipes inspect {shlex.quote(hidden(done.folder))}")
 
 
 FORMATS = click.Choice(("parquet", "bin"))
@@ -134,7 +135,7 @@ def tokenize_command(
     seconds = time.monotonic() - started
     options = {} if recipe is None else pipe_options.recipe_options()
     options |= {"storage_options": storage} if storage else {}
-    train = _train(done, folder, recipe, options)
+    train = hidden(_train(done, folder, recipe, options))
     if as_json:
         shared.print_manifest(done, seconds=seconds, train=train)
         return
@@ -143,7 +144,10 @@ def tokenize_command(
     tokens = f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"
     rows = left_out if done.read > done.rows else ""
     shared.print_written(done, seconds, ("tokens", tokens), rows=rows, size=kind)
-    shared.note("train with this config:" if train.startswith("#") else "train with:")
+    way = "train with this config:" if train.startswith("#") else "train with:"
+    if done.format == "bin" and "://" in done.folder:
+        way = "bare ids are read on this machine: copy them here, and train with their path:"
+    shared.note(way)
     shared.out(train)
 
 

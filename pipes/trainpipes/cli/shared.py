@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes._internal.messages import in_color, table, terminal_width
-from trainpipes.errors import TrainpipesError, amount, escaped
+from trainpipes.errors import TrainpipesError, amount, escaped, hidden
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -45,6 +45,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 def print_manifest(value: Any, **more: Any) -> None:
     """Print the result of a writer, without the entry of each file."""
     fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in {"entries", "notes"}}
+    fields |= {"folder": hidden(value.folder), "files": [*map(hidden, value.files)]}
     print_json({**fields, **more})
 
 

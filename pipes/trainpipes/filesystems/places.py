@@ -321,7 +321,15 @@ class Place:
 
     def _call(self, method: str, *paths: Any, **options: Any) -> Any:
         if self.is_local:
-            return getattr(self.system, method)(*paths, **options)
+            try:
+                return getattr(self.system, method)(*paths, **options)
+            except PermissionError as error:
+                place, why = paths[0], error.strerror or error
+                raise errors.ConfigError(
+                    f"{self.caller}(): {place}: {why}; allow reading and writing there, or give another "
+                    "folder",
+                    path=place,
+                ) from error
         return self._requests().call(self.system, method, *paths, **options)
 
     def _requests(self) -> Requests:
@@ -351,7 +359,7 @@ class _LocalLock:
 
     def take(self) -> None:
         place, work = self._place, self._work
-        self._made = [folder for folder in (work, *work.parents) if not folder.exists()]
+        self._made = [folder for folder in (work, *work.parents) if not os.path.exists(folder)]
         if not self._try():
             gc.collect()  # a lock that Ctrl-C has left
             if not self._try():
@@ -488,9 +496,8 @@ def clean_up(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, errors.TrainpipesError) as error:
-        log.warning(
-            "%s is of no more use, and cannot be removed: %s; remove it by hand", path, error
-        )
+        said = f"{path} is of no more use, and cannot be removed: {error}; remove it by hand"
+        log.warning("%s", errors.hidden(said))
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+from fsspec.implementations.cached import CachingFileSystem
+
 from trainpipes._internal import locks, messages, pool
 from trainpipes.errors import cut, hidden
 
@@ -239,7 +241,7 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Answer:
     system = current(system)
     coroutine = _coroutine(system, method)
     if coroutine is None:
-        return _in_thread(partial(getattr(system, method), *arguments, **options))
+        return _in_thread(system, partial(getattr(system, method), *arguments, **options))
     return _InLoop(system.loop, partial(coroutine, *arguments, **options))
 
 
@@ -251,7 +253,8 @@ def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> 
     if not checked and (fetch is None or many is None):
         paths, ranges = [path for path, *_ in wanted], [part for _, part, *_ in wanted]
         starts, stops = map(list, zip(*ranges, strict=True))
-        return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
+        ranged = partial(system.cat_ranges, paths, starts, stops, on_error="return")
+        return _in_thread(system, ranged)
     try_once(system)
 
     async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
@@ -354,7 +357,21 @@ class _InLoop(Answer):
             self._task.cancel()
 
 
-def _in_thread(work: Callable[[], Any]) -> Answer:
+#: File systems with a single connection or open file, where a thread would get what another one asked for.
+ONE_AT_A_TIME = ("FTPFileSystem", "LibArchiveFileSystem", "SFTPFileSystem", "TarFileSystem")
+_turns: WeakKeyDictionary[Any, locks.ForkLock] = WeakKeyDictionary()
+
+
+def _in_turn(turn: locks.ForkLock, work: Callable[[], Any]) -> Any:
+    with turn:
+        return work()
+
+
+def _in_thread(system: Any, work: Callable[[], Any]) -> Answer:
+    while isinstance(system, CachingFileSystem):
+        system = system.fs
+    if any(_is(system, name) for name in ONE_AT_A_TIME):
+        work = partial(_in_turn, _turns.setdefault(system, locks.ForkLock()), work)
     answer = Answer(work)
     locks.start(threading.Thread(target=answer.run, name="trainpipes-request", daemon=True))
     return answer

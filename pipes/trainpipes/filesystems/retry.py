@@ -36,9 +36,11 @@ FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
 #: Seconds between two messages that something is tried again, in a process.
 QUIET = 10.0
+#: How the text begins of an error that says so.
+DENIED = "the server denies access"
 #: Texts of errors, by the kind of failure; any other failure that is worth another try has run out of time.
 SAID = {
-    "access": "the server denies access ({text}); renew the credentials (environment, or "
+    "access": DENIED + " ({text}); renew the credentials (environment, or "
     "storage_options={{...}}), then {again}",
     "rejected": "the server rejects the request ({text}); check the address and storage_options={{...}}, "
     "then {again}",
@@ -315,6 +317,10 @@ class Requests:
         return errors.UnreachableError(
             f"{name}: {said}", path=name, attempts=tries, seconds=seconds
         )
+
+
+def is_denied(error: errors.UnreachableError) -> bool:
+    return f": {DENIED}" in error.message
 
 
 def given(retry: Retry) -> dict[str, Any]:

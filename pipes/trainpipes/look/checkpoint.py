@@ -52,25 +52,41 @@ def read_states(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
         UnreadableError: it may not be read, or is neither file nor folder.
     """
     place, problem = Path(path), None
-    if not os.fspath(path) or not place.exists():
+    try:
+        there = bool(os.fspath(path)) and place.exists()
+    except OSError as error:  # a folder above may not be entered
+        raise _unreadable(error, place) from error
+    if not there:
         missing = f"{cut(os.fspath(path)) or repr(path)} is not there"
         raise MissingFilesError(
             f"{missing}: give the file or folder of a checkpoint of this machine"
         )
     if not place.is_dir():
         return _states_of(place)
-    indexed = (place / INDEX).exists()
+    denied: list[OSError] = []
+    files = [place / INDEX]
+    if not os.path.exists(files[0]):
+        walked = os.walk(place, onerror=denied.append)
+        files = sorted(Path(folder, name) for folder, _, names in walked for name in names)
     states: dict[str, Mapping[str, Any]] = {}
-    for file in [place / INDEX] if indexed else sorted(place.rglob("*")):
-        if file.is_file() and (file.name == INDEX or file.suffix in ENDS):
-            try:
+    for file in files:
+        try:
+            if (file.name == INDEX or file.suffix in ENDS) and file.is_file():
                 states |= _states_of(file)
-            except (StateError, UnreadableError) as error:
-                problem = problem or error
+        except (StateError, UnreadableError) as error:
+            problem = problem or error
+        except OSError as error:
+            denied.append(error)
     if not states:
         said = f"{path} holds no state of trainpipes: give the folder of one checkpoint, or a file"
-        raise problem or StateError(said, path=str(path))
+        closed = _unreadable(denied[0], place) if denied else None
+        raise problem or closed or StateError(said, path=str(path))
     return states
+
+
+def _unreadable(error: OSError, path: Path) -> UnreadableError:
+    name = str(error.filename or path)
+    return UnreadableError(f"{name}: {error.strerror}", path=name)
 
 
 def summarize(state: Mapping[str, Any]) -> dict[str, Any]:

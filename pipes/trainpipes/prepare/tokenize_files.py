@@ -289,7 +289,7 @@ LEVEL = 1
 DTYPES = ("uint16", "uint32", "int32", "int64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tokenized(Manifest):
     """Files of token ids, a ``Manifest``.
 

@@ -100,10 +100,15 @@ class MemmapDataset(Dataset[Any]):
             self._files = []
 
     def _open(self) -> list[mapped_rows.MappedRows]:
-        if self._bare:
-            how = [self.options[name] for name in ("dtype", "length", "labels")]
-            return [mapped_rows.open_bare(path, *how) for path in self._found]
-        return [part for path in self._found for part in mapped_rows.open_folder(path)]
+        try:
+            if self._bare:
+                how = [self.options[name] for name in ("dtype", "length", "labels")]
+                return [mapped_rows.open_bare(path, *how) for path in self._found]
+            return [part for path in self._found for part in mapped_rows.open_folder(path)]
+        except PermissionError as error:
+            path = str(error.filename or self._found[0])
+            said = f"{path}: {error.strerror}; allow to read it, or leave it out"
+            raise errors.UnreadableError(said, path=path) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_files": []}

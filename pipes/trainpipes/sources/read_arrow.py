@@ -23,7 +23,7 @@ from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.content import table_digest
 from trainpipes.columns.utf8 import check_sound
-from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.retry import Requests, is_denied
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.options import as_table
 from trainpipes.interfaces.quarantine import OnBadRow
@@ -174,11 +174,13 @@ def saved_files(files: FileList, caller: str) -> FileList:
                 f"such as {above}/{names[0]}",
                 path=above,
             )
-        wanted += _named(files, numbers, folder, state)
+        wanted += _named(files, numbers, folder, state, requests)
     return files.pick(np.array(wanted, dtype=np.int64))
 
 
-def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
+def _named(
+    files: FileList, members: list[int], folder: str, state: Any, requests: Requests
+) -> list[int]:
     path = f"{folder}/state.json"
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
@@ -197,13 +199,21 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
         )
     place = {posixpath.basename(files.paths[file]): file for file in members}
     for name in names:
-        if name not in place and not files.system(members[0]).exists(f"{folder}/{name}"):
+        if name not in place and not _is_there(files, members[0], f"{folder}/{name}", requests):
             raise errors.MissingFilesError(
                 f"{path} names {errors.cut(name, 99)}, which is not there; bring it back, or save the "
                 "dataset again",
                 path=f"{folder}/{name}",
             )
     return [place[name] for name in names if name in place]
+
+
+def _is_there(files: FileList, file: int, path: str, requests: Requests) -> bool:
+    try:
+        requests.call(files.system(file), "info", path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _has_query(path: str) -> bool:
@@ -219,6 +229,10 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         return json.loads(requests.call(files.system(file), "cat_file", path))
     except FileNotFoundError:
         return None
+    except errors.UnreachableError as error:
+        if is_local(files.system(file)) or not is_denied(error):
+            raise
+        return None  # as some servers say of what is not there
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"is not JSON that can be read ({error})") from error
 

@@ -393,7 +393,7 @@ def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngin
         return own if token is None else _with_added(path, file, token, engine)
     if "://" not in text and not os.path.isfile(path):
         if not isinstance(tokenizer, str) or not is_hub_name(text):
-            parent = next(p for p in Path(path).absolute().parents if p.exists())
+            parent = next(p for p in Path(path).absolute().parents if os.path.exists(p))
             nearest = f"the nearest directory that exists is {parent}"
             raise errors.ConfigError(f"there is no tokenizer {text}: {nearest}")
         if find_spec("transformers") is None:

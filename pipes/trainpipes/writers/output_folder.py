@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from operator import index
 from typing import Any, Protocol, TypeVar
@@ -109,6 +109,10 @@ class Manifest:
     entries: tuple[FileInfo, ...] = field(repr=False)
     notes: dict[str, Any] = field(default_factory=dict, repr=False)
     _place: Place | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        said = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        return errors.hidden(f"{type(self).__name__}({', '.join(said)})")
 
     def verify(self) -> None:
         """Compare all files with the manifest's checksums: 1 to 3 GB/s.
@@ -308,9 +312,10 @@ class OutputFolder:
         _check_there(self.place, infos)
 
     def _read(self, name: str) -> dict[str, Any]:
+        content = self.place.read(name)
         with suppress(ValueError):
-            if isinstance(content := json.loads(self.place.read(name)), dict):
-                return content
+            if isinstance(about := json.loads(content), dict):
+                return about
         raise _damaged(self.place.at(name))
 
     def _clean_up(self) -> None:
@@ -455,7 +460,7 @@ def make_file(
             error.message = f"{error.message} (while making {task})"
         raise
     except Exception as error:
-        error.add_note(f"while making {task}")
+        error.add_note(errors.hidden(f"while making {task}"))
         raise
     return info
 

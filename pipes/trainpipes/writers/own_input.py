@@ -158,7 +158,7 @@ def _listed_with(
 def refuse_own_file(reads: Inputs, path: Path, caller: str) -> None:
     """Raise ConfigError if a file of this machine is read, or would be by the next run."""
     place, how = place_at(path.parent, caller), ""
-    there = path.stat().st_ino if path.exists() else -1
+    there = path.stat().st_ino if os.path.exists(path) else -1
     read = [*_mapped(reads)]
     for files in file_lists(reads):
         here = [is_local(system) for system in files.systems]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 from abc import abstractmethod
 from collections import Counter
@@ -177,7 +176,7 @@ def _index(value: Any, option: str) -> str | bool:
     good = isinstance(value, bool) or checks.is_path(value)
     rule = f"a file that ends in {SUFFIX}, a folder, True, False or None"
     checks.require(good, option, rule, value)
-    return value if isinstance(value, bool) else str(os.fspath(value))
+    return value if isinstance(value, bool) else checks.local_path(value, option)
 
 
 #: What refuses a bad value of an option, and returns a good one in the form that it is kept in.

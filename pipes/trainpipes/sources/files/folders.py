@@ -84,7 +84,7 @@ def check_outputs(tree: Folders, folder: str, files: Iterable[str], marks: Colle
         log.warning(
             "%s is not finished: %d files are there so far; its writer is at work, or was killed and makes "
             "the rest when it is called again",
-            tree.address(place),
+            errors.hidden(tree.address(place)),
             written[place],
         )
 
@@ -452,7 +452,12 @@ def _walk(
                     if entry.is_folder and reached and names:
                         below.append((entry.path, reached, whole))
                     elif not entry.is_folder and names and wanted.holds(reached, entry.path):
-                        listed[entry.path] = tree.reported(entry)
+                        try:
+                            listed[entry.path] = tree.reported(entry)
+                        except errors.MissingFilesError:  # a link to nothing
+                            raise
+                        except FileNotFoundError:
+                            continue  # gone meanwhile, as when another program renames it
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
             progress.advance(len(listed) - so_far)

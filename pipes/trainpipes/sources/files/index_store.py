@@ -97,7 +97,7 @@ class IndexStore:
         digest = hashlib.sha256(os.fsencode(f"{shared}\0{self._format}\0{key}")).hexdigest()[:32]
         if isinstance(index, str):
             named = Path(index).expanduser().absolute()
-            is_file = index.endswith(cache.SUFFIX) or named.is_file()
+            is_file = index.endswith(cache.SUFFIX) or os.path.isfile(named)
             return named if is_file else named / f"{digest}{cache.SUFFIX}"
         if root is None:
             return None

@@ -164,7 +164,8 @@ class ListFiles(ListingSource):
         suffix: endings of files in folders, instead of the reader's; ``""`` for all files.
         storage_options: options of the fsspec file system, such as credentials; never shown or saved.
         retry: how long failing requests are tried again.
-        cache_dir: a local folder that keeps remote bytes for later epochs and runs.
+        cache_dir: a local folder that keeps remote bytes for later epochs and runs. Paths, also on NFS, are
+            read where they are.
         cache_bytes: its limit, such as ``"500GB"``.
         prefetch_bytes: remote bytes that each process fetches ahead, such as ``"1GB"``.
         refresh: "epoch" for folders that grow: each epoch has the files that stand there when it begins, on
