@@ -147,7 +147,10 @@ def test_secrets_of_a_url_are_not_printed(ran: Ran) -> None:
     lines("a.jsonl")
     url = "memory://me:hush7@host"
     ids = ("--recipe", "pretrain", "--tokenizer", "bytes")
-    for command in (("repack", "a.jsonl", f"{url}/out"), ("tokenize", "a.jsonl", f"{url}/ids", *ids)):
+    for command in (
+        ("repack", "a.jsonl", f"{url}/out"),
+        ("tokenize", "a.jsonl", f"{url}/ids", *ids),
+    ):
         for how in ((), ("--json",)):
             code, out, err = ran(*command, *how)
             assert (code, "…@host" in out, "hush7" in f"{out}{err}") == (0, True, False)

@@ -24,6 +24,7 @@ from PIL import Image
 import every_stage
 import trainpipes as tp
 from faulty_server import serving
+from s3_store import s3_store
 from tokenizer_fixtures import bracketed
 from trainpipes.look import Inspection, inspect_files
 
@@ -703,3 +704,14 @@ def test_files_of_other_formats_are_told(tmp_path: Path) -> None:
     assert (found.reader, found.files) == ("read_parquet", 1)
     assert f"trainpipes inspect '{tmp_path}/b c.jsonl'" in said(found, "other_formats")
     assert kinds(found) == ["other_formats"]
+
+
+def test_files_of_a_store_are_read_by_the_options_given():
+    with s3_store("inspected") as options:
+        rows = tp.from_arrow(pa.table({"x": range(100)}))
+        for form in ("parquet", "json"):
+            getattr(rows, f"write_{form}")(
+                f"s3://inspected/{form}", rows_per_file=50, storage_options=options
+            )
+            found = inspect_files(f"s3://inspected/{form}", storage_options=options)
+            assert (found.rows, found.unreadable) == (100, {})

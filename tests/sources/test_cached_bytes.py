@@ -205,8 +205,10 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
     assert 10 in there
     assert 1 not in there
     assert kept(tmp_path / "own") <= 10 * 1012
-    with pytest.warns(UserWarning, match=r"most must be at least the size of an entry, got 10,120"):
+    said = r"most must be at least the size of an entry, got 10,120"
+    with pytest.warns(UserWarning, match=said) as told:
         put(paths[11], 20_000)
+    assert told[0].filename == __file__
     assert not paths[11].exists()
     assert store.is_off(paths[11])
 

@@ -131,3 +131,13 @@ def test_files_of_a_saved_dataset_are_looked_for_more_than_once(server, folder):
     (folder / "b.arrow").unlink()
     with pytest.raises(tp.MissingFilesError, match=r"names b\.arrow, which is not there"):
         list(read(server, "a.arrow", seconds=20))
+
+
+def test_an_index_page_is_a_folder(server, folder):
+    (folder / "below").mkdir()
+    shutil.copy(folder / "a.jsonl", folder / "below" / "b.jsonl")
+    rows = list(tp.read_json(folder / "a.jsonl"))
+    assert list(tp.read_json(f"{server.url}/")) == [*rows, *rows]
+    assert list(tp.read_json(f"{server.url}/below/")) == rows
+    with pytest.raises(tp.MissingFilesError, match="there is no file or folder"):
+        list(tp.read_json(f"{server.url}/none/"))

@@ -514,3 +514,18 @@ def test_a_manifest_that_may_not_be_read_is_named():
             return str(caught.value)
 
         assert "_manifest.json: Permission denied; allow reading" in as_stranger(work)
+
+
+@pytest.mark.parametrize("name", ["loop", "n" * 300], ids=["loop", "long"])
+def test_a_path_that_leads_nowhere_is_named(name, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(tp.ConfigError, match=f"{name}: (Too many levels|File name too long)"):
+        rows().write_json(tmp_path / name)
+
+
+def test_options_that_are_no_dict_are_refused_and_not_shown():
+    with pytest.raises(tp.ConfigError) as caught:
+        rows().write_json("memory://x/y", storage_options='{"secret": "hush"}')
+    assert str(caught.value) == (
+        "write_json(storage_options) must be a dict of fsspec options, got 'str'"
+    )

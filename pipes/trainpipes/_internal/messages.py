@@ -20,8 +20,8 @@ from trainpipes import errors
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
-#: Packages whose lines a warning does not point at.
-OURS = ("trainpipes", "torch")
+#: Packages and modules whose lines a warning does not point at.
+OURS = ("trainpipes", "torch", "contextlib")
 #: Characters of the columns that there are: a damaged file may have names of thousands.
 MOST = 1000
 log = logging.getLogger("trainpipes")

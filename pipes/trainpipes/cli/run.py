@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -27,6 +28,12 @@ def _page(_: click.Context, __: click.Parameter, path: str | None) -> str | None
     return path
 
 
+def _seconds(_: click.Context, __: click.Parameter, seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise click.BadParameter(f"must be a number of seconds, got {seconds}")
+    return seconds
+
+
 @click.command("run")
 @click.argument("source", metavar="RECIPE|CONFIG|FILE", shell_complete=shared.recipe_names)
 @click.argument("more_files", metavar="[FILES]...", nargs=-1)
@@ -39,7 +46,11 @@ def _page(_: click.Context, __: click.Parameter, path: str | None) -> str | None
 @shared.option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
 @shared.option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
 @shared.option(
-    "--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step."
+    "--simulate-step",
+    type=float,
+    default=0,
+    callback=_seconds,
+    help="Seconds of a training step.",
 )
 @shared.option(
     "--html",

@@ -6,6 +6,7 @@ upload when it is complete; other file systems get the file under another name, 
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -26,7 +27,7 @@ from zlib import crc32
 from fsspec import AbstractFileSystem
 
 from trainpipes import errors
-from trainpipes._internal.checks import local_path
+from trainpipes._internal.checks import local_path, require
 from trainpipes._internal.locks import Flag, InterruptibleLock, lock_file, start
 from trainpipes.filesystems.retry import NORMAL, WRITING, Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
@@ -136,6 +137,8 @@ log = logging.getLogger("trainpipes")
 #: The lock in the folder of unfinished files.
 LOCK_NAME = "lock"
 LOCK = f"{WORK}/{LOCK_NAME}"
+#: Why no folder of this machine can be used, as its path says.
+CLOSED = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 #: Protocols of stores whose objects appear when their upload is complete.
 OBJECT_STORES = {
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "r2",
@@ -165,6 +168,9 @@ def place_at(
     retry: Any = NORMAL,
     cure: tuple[str, str] = WRITING,
 ) -> Place:
+    good = storage_options is None or isinstance(storage_options, Mapping)
+    got = type(storage_options).__name__  # no values: secrets
+    require(good, f"{caller}(storage_options)", "a dict of fsspec options", got)
     url = str(folder).rstrip("/")
     scheme, _, rest = str(folder).partition("://")
     if not rest or scheme in ("file", "local"):
@@ -323,7 +329,9 @@ class Place:
         if self.is_local:
             try:
                 return getattr(self.system, method)(*paths, **options)
-            except PermissionError as error:
+            except OSError as error:
+                if error.errno not in CLOSED:
+                    raise
                 place, why = paths[0], error.strerror or error
                 raise errors.ConfigError(
                     f"{self.caller}(): {place}: {why}; allow reading and writing there, or give another "

@@ -364,7 +364,9 @@ def expand(
             files[name] = reported(requests.call(system, "info", name))
 
     try:
-        there, known = tree.look_up(path), dict[str, list[Entry]]()
+        is_page = url.startswith(HTTP) and url.endswith("/")  # of links, which servers call a file
+        there = Entry(path, True) if is_page else tree.look_up(path)
+        known = dict[str, list[Entry]]()
         if there is None:
             there, known = _by_exact_name(tree, path)
         if there is None:

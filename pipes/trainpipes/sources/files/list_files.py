@@ -154,7 +154,8 @@ class ListFiles(ListingSource):
       ``.parquet`` and ``.pq``), except hidden ones and names that begin with ``_``.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for the files and folders that
       it matches, or for a file or folder of exactly this name.
-    - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is any of these on that file system.
+    - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is any of these on that file system; over HTTP a
+      folder is a page of links, and ends in ``/``.
 
     Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
     tables with versions see ``read_delta``, ``read_iceberg`` and ``read_lance``.
@@ -210,7 +211,8 @@ class ListFiles(ListingSource):
 
     @staticmethod
     def of(files: FileList, urls: Sequence[str]) -> ListFiles:
-        return ListFiles(urls=list(urls))._resolved(_known=files)
+        """Files that were listed, by their names."""
+        return ListFiles(urls=list(urls))._resolved(_known=replace(files, below=[], listed=()))
 
     def check(self) -> None:
         self._set(
@@ -241,7 +243,8 @@ class ListFiles(ListingSource):
 
     def _fresh(self) -> ListFiles:
         stage = super()._fresh()
-        return stage if self.only is None else stage._resolved(only=self.only)
+        vars(stage).update({k: v for k, v in vars(self).items() if k in ("only", "_known")})
+        return stage
 
     @made_once
     def _listed(self) -> dict[str, FileList]:
