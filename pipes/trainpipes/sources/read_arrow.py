@@ -211,7 +211,9 @@ def _named(
 def _is_there(files: FileList, file: int, path: str, requests: Requests) -> bool:
     try:
         requests.call(files.system(file), "info", path)
-    except FileNotFoundError:
+    except errors.UnreachableError:
+        raise
+    except OSError:  # or it is too long
         return False
     return True
 
