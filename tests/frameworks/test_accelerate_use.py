@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from itertools import product
+from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ import trainpipes as tp
 from frameworks.runs import pipeline, rank
 from frameworks.test_accelerate import numbered
 from trainpipes.integrations.accelerate import loader
+from trainpipes.testing import digest
 
 
 def test_global_batches_and_the_accelerator_must_fit() -> None:
@@ -98,6 +100,28 @@ def test_an_evaluation_where_two_ranks_share_each_replica_is_not_filled_up() -> 
     accelerator.even_batches = False
     valid = loader(numbered(18, "uneven").distributed(**place), accelerator)
     assert [len(batch["row"]) for batch in valid] == [[4, 4, 2], [4, 4]][place["rank"]]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("kind", ["counted", "filtered"])
+@pytest.mark.parametrize("options", [{}, {"epoch": 0}])
+def test_an_evaluation_of_a_few_batches_begins_at_the_start_after_a_resume_too(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    def run(steps: range) -> list[list[str]]:
+        accelerator = Accelerator(cpu=True)
+        train = loader(pipeline("counted"), accelerator)
+        valid = loader(pipeline(kind), accelerator, **options)
+        if steps.start:
+            accelerator.load_state(str(tmp_path))
+        evaluated = []
+        for step, _ in zip(steps, train, strict=False):
+            evaluated.append([digest(batch) for batch in islice(valid, 3)])
+            if step == 4:
+                accelerator.save_state(str(tmp_path))
+        return evaluated
+
+    assert run(range(8))[5:] == run(range(5, 8))
 
 
 class Batch(list):

@@ -198,7 +198,16 @@ class AccelerateLoader(DataLoaderStateMixin):
     # Where it stands
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks: see ``Loader.full_state_dict``."""
+        """The state of all ranks: see ``Loader.full_state_dict``. While another loader is at work, a pass that
+        was left, such as an evaluation of a few batches, goes on as the loop would: the next one begins.
+        """
+        iteration, at_work = iteration_of(self.loader), self.gradient_state.active_dataloader
+        last, endless = iteration.last, plan_of(self.loader).chain.endless
+        # Also of one that has ended: others may have left it, and all ranks must do the same.
+        is_over = last is not None and (last.left or last.ended) and not endless
+        if is_over and at_work not in (None, self):
+            epoch = int(iteration.passes.now.upcoming)
+            return self.loader.pipeline.state_at(0, epoch=epoch)
         return self.loader.full_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
