@@ -61,6 +61,7 @@ pytestmark = [
         ("packed repeated", {"max_steps": 14, "max_epochs": -1, "validates": True, "val_check_interval": 5,
                              "check_val_every_n_epoch": None}),
         ({"a": "counted", "b": "short"}, {"accumulate_grad_batches": 3}),
+        ({"a": "filtered", "b": "short"}, {"max_epochs": 1}),
     ],
 )  # fmt: skip
 def test_every_checkpoint_goes_on_with_what_would_have_come(
@@ -221,6 +222,20 @@ def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> No
     fit(tmp_path / "few", "counted", overfit_batches=3, max_epochs=4)
     fit(tmp_path / "whole", "counted", max_epochs=1)
     assert trained(tmp_path / "few") == trained(tmp_path / "whole")[:3] * 4
+
+
+class Both(PipelineDataModule):
+    """Trains and validates on one pipeline, which it makes in ``setup``."""
+
+    def setup(self, stage: str) -> None:
+        self.train = self.val = pipeline("counted")
+
+
+def test_an_evaluation_does_not_move_a_pipeline_on_that_trains_too(tmp_path: Path) -> None:
+    fit(tmp_path / "alone", "counted", max_epochs=1)
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(EvaluatedModel(tmp_path / "both"), datamodule=Both())
+    assert trained(tmp_path / "both") == trained(tmp_path / "alone")
 
 
 def test_the_position_in_a_checkpoint_is_a_loaders_state(tmp_path: Path) -> None:

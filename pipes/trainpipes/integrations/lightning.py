@@ -65,6 +65,10 @@ class TrainingLoader:
         self._begun = (0, 0)  # batches trained on and epochs, when Lightning last took an iterator
         self._ended = False  # whether the last iterator has come to its end
         self._nothing_left = False  # of the epoch that Lightning resumes
+        #: The pass in which the epoch began, once it is known. One of several loaders begins passes anew
+        #: until all have come to an end; after a resume it ends at once, if it had come to one before.
+        self._pass: int | None = None
+        self._ends_at_once = False
 
     def __len__(self) -> int:
         plan = plan_of(self.loader)
@@ -74,6 +78,9 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begins when Lightning takes the first batch, not when it asks for an iterator."""
+        if self._ends_at_once:
+            self._ends_at_once = False
+            return
         batches = self._begin()
         for batch in batches:
             if self._after:
@@ -140,10 +147,19 @@ class TrainingLoader:
         )
         trainer.accumulate_grad_batches = batches
 
-    def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
+    def resume(
+        self, state: dict[str, Any], allow_changes: Collection[str], has_ended: bool = False
+    ) -> None:
         self.loader.load_state_dict(state, allow_changes=allow_changes)
         self._after, self._first = {}, None
+        self._ends_at_once = has_ended
+        self._pass = int(state["epoch"]) - 1 if has_ended else None
         self.in_use = True
+
+    def has_ended(self, state: dict[str, Any]) -> bool:
+        """Whether a pass had ended in the epoch at hand, at a state of it."""
+        begun = self._pass is not None and not (self._at_end or self._endless)
+        return begun and state["epoch"] > self._pass
 
     def align(self) -> None:
         """Have Lightning count the batches taken before a resume as this number of ranks would have taken
@@ -212,10 +228,11 @@ class TrainingLoader:
                 "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
         if trainer.overfit_batches > 0 and not iteration_of(self.loader).upcoming().m:
-            self.loader.load_state_dict(self.loader.pipeline.state_at(0))
+            iteration_of(self.loader).start_over()
         batches = begun(self.loader)
         self.in_use, self._ended, self._begun = True, False, place
         self._after = {trained: batches.state_dict()}
+        self._pass = self._after[trained]["epoch"] if self._pass is None else self._pass
         self._first = self._first or (trained, self._after[trained])
         return batches
 
@@ -225,6 +242,7 @@ class TrainingLoader:
             trained = self._place[0]
             if max(self._after) > trained and (self._endless or trained <= self._begun[0]):
                 self.loader.load_state_dict(self._trained_on(trained))
+            self._pass = None
         self._after = {}
 
 
@@ -238,12 +256,13 @@ class EvaluationLoader:
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
+        iteration_of(loader).source = None  # a pipeline that trains, too, is not moved on
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Any:
-        self.loader.load_state_dict(self.loader.pipeline.state_at(0))
+        iteration_of(self.loader).start_over()
         return begun(self.loader)
 
     def check(self, stage: str, limit: int | float, in_step: bool) -> None:
@@ -350,13 +369,15 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         for loader in combined.flattened:
             loader.follow(self.trainer, self.global_batches, is_resumed)
         if is_resumed:
-            states, self._to_load = self._to_load, None
-            states = states if isinstance(states, list) else [states]
+            saved, self._to_load = self._to_load, None
+            states = saved["train"] if isinstance(saved["train"], list) else [saved["train"]]
+            ended = saved.get("ended", [False] * len(states))
+            cycles = combined._mode == "max_size_cycle"
             rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
             count = len(combined.flattened)
             require(count == len(states), "PipelineDataModule(train)", rule, count)
-            for loader, state in zip(combined.flattened, states, strict=True):
-                loader.resume(state, self.allow_changes)
+            for loader, state, has_ended in zip(combined.flattened, states, ended, strict=True):
+                loader.resume(state, self.allow_changes, has_ended and cycles)
             # The loader that an epoch ends with.
             ending = min if combined._mode == "min_size" else max
             ending(combined.flattened, key=_length).align()
@@ -384,7 +405,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             StateError: batches are not counted, and not all ranks asked for it in time.
         """
         if self._to_load is not None:
-            return {"train": self._to_load}
+            return self._to_load
         loaders = self._loaders.get("train", ())
         if not any(loader.in_use for loader in loaders):
             return {}
@@ -396,7 +417,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             way = "resume from the last one that all ranks have saved"
             said = f"no checkpoint was saved on this exception, which not all ranks had ({error}); {way}"
             raise StateError(said) from error
-        return {"train": states[0] if isinstance(self.train, Record) else states}
+        if isinstance(self.train, Record):
+            return {"train": states[0]}
+        ended = [one.has_ended(state) for one, state in zip(loaders, states, strict=True)]
+        some = any(ended) and not all(ended)
+        return {"train": states, "ended": ended} if some else {"train": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let training go on where the state was taken. What only evaluates leaves it as it is."""
@@ -404,7 +429,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             if not isinstance(state_dict, dict) or "train" not in state_dict:
                 rule = "{'train': state}, as its state_dict() or Lightning's checkpoint has it"
                 raise StateError(f"the state must be {rule}, got {shown(state_dict)}")
-            self._to_load = state_dict["train"]
+            self._to_load = state_dict
             if self.trainer is not None:
                 self.trainer.callbacks.append(LambdaCallback(on_train_start=self._load_late))
 

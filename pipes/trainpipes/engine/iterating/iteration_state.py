@@ -69,7 +69,7 @@ class IterationState:
         self.iterated = 0
         #: Whether the current pass is the first, which may be a look at a single item.
         self._may_look = True
-        self._source = source
+        self.source = source
         self._from_source = 0  # the source's load that this starts from, or 0
         if source is not None:
             source.derived.add(self)
@@ -249,6 +249,12 @@ class IterationState:
         self.begun.clear()
         return load
 
+    def start_over(self) -> None:
+        """Let the next pass begin where the first one did, also of a pipeline that goes on. Unlike a state,
+        that takes no look at the data.
+        """
+        self._expect(Position(0, 0, self.plan.chain.num_shards))
+
     def set_epoch(self, epoch: int) -> None:
         whole_number(epoch, 0, "set_epoch(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
         if self.passes.fixed is not None:
@@ -284,8 +290,8 @@ class IterationState:
             number, load = self.passes.claim()
             is_found = load > 0 and (number, load) == upcoming[0]
             position = upcoming[1] if is_found else self.start(number, load)
-        if self._source is not None:
-            self._source.passes.begin_in_loader(position.pass_number, self._from_source)
+        if self.source is not None:
+            self.source.passes.begin_in_loader(position.pass_number, self._from_source)
         return position
 
     def _warn_of_rest(self) -> None:
