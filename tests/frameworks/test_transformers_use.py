@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 from typing_extensions import Unpack
 
@@ -23,6 +23,7 @@ from frameworks.transformers_runs import Seeing, arguments, collated, model, row
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
 from trainpipes.integrations.transformers.loaders import FILE
+from trainpipes.sources.from_dataset import FromTensors
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
 
@@ -140,6 +141,26 @@ def test_a_loader_of_an_evaluation_begins_at_the_start_each_time(tmp_path: Path)
     first, again = ([batch["input_ids"].tolist() for batch in batches] for _ in range(2))
     assert len(first) == 3
     assert first == again
+
+
+def test_what_is_evaluated_on_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.sources.from_dataset.tensor_digest", None)  # reads all of it
+    opened: list[Any] = []
+    usual = FromTensors.open
+    monkeypatch.setattr(FromTensors, "open", lambda stage: opened.append(stage) or usual(stage))
+
+    def tensors() -> tp.Pipeline:
+        ids = torch.arange(12).reshape(6, 2)
+        return tp.from_tensors(input_ids=ids, labels=ids).batch(2).collate()
+
+    made, pipe = trainer(tmp_path, pipeline("counted")), tensors()
+    losses = {made.evaluate(pipe)["eval_loss"] for _ in range(3)}
+    assert len(opened) == 1
+    losses.add(made.evaluate(tensors())["eval_loss"])  # which may be of other data
+    assert len(opened) == 2
+    assert len(losses) == 1
 
 
 class OfTwoParts(Trainer):
@@ -352,6 +373,13 @@ def test_a_place_that_the_pipeline_is_told_holds_on_a_device(
     assert tp.Loader(pipe).state_dict()["epoch"] == 2
 
 
+def test_labels_of_another_name_are_told_of(tmp_path: Path) -> None:
+    ids = torch.arange(12).reshape(6, 2)
+    pipe = tp.from_tensors(input_ids=ids, label=ids).batch(2).collate()
+    with pytest.raises(tp.ConfigError, match=r"or \.rename\(\{'label': 'labels'\}\)"):
+        trainer(tmp_path, pipe).train()
+
+
 class Own(PipelineTrainerMixin, transformers.Trainer):
     pass
 
@@ -379,6 +407,17 @@ def test_tensors_that_a_model_does_not_take_are_left_out(tmp_path: Path) -> None
     assert rows_trained == pytest.approx(96, rel=0.05)
     with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
         small(remove_unused_columns=False).train()
+
+
+def test_rows_of_batches_of_a_sampler_are_counted_by_its_size(tmp_path: Path) -> None:
+    data = [{"input_ids": torch.arange(3), "labels": torch.arange(3)}] * 12
+    batches = BatchSampler(SequentialSampler(data), 4, drop_last=False)
+    made = trainer(tmp_path, tp.from_dataset(data, batch_sampler=batches).collate(), max_steps=6)
+    metrics = made.train().metrics
+    assert metrics["train_samples_per_second"] / metrics["train_steps_per_second"] == pytest.approx(
+        20, rel=0.05
+    )
+    assert made.num_examples(made.get_train_dataloader()) == 12
 
 
 class Typed(TypedDict, total=False):

@@ -178,6 +178,8 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], dict[str, Callable[[
      "pad_to_multiple_of must be off for a pipeline that makes batches, got 8"),
     ("SFT", lambda: runs.batches("sft"), {}, {"formatting_func": lambda: runs.without_labels},
      "formatting_func must be off for a pipeline that makes batches, got "),
+    ("SFT", lambda: runs.batches("sft"), {"assistant_only_loss": True}, {},
+     "assistant_only_loss must be off for a pipeline that makes batches, got True; the recipe chat"),
     ("SFT", lambda: runs.batches("sft"), {"dataset_kwargs": {"skip_prepare_dataset": True}}, {},
      "skip_prepare_dataset"),
 ]  # fmt: skip

@@ -85,6 +85,14 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         if isinstance(train_dataset, IterableDataset) and pipeline_of(train_dataset) is not None:
             way = f"write train_dataset=pipe, with batches as the recipe {self.recipe} makes them"
             raise wrong("train_dataset", "the pipeline itself", "one of pipe.to_hf()", way)
+        given = [options.get("args"), *arguments]
+        only = any(getattr(one, "assistant_only_loss", False) for one in given)
+        if isinstance(train_dataset, Record) and only:
+            rule, way = (
+                "off for a pipeline that makes batches",
+                "the recipe chat labels these alone",
+            )
+            raise wrong("assistant_only_loss", rule, True, way)
         options |= {"eval_dataset": self._shown("eval_dataset", eval_dataset)}
         self.formatting_func = options.get("formatting_func")
         trainer: Any = super()

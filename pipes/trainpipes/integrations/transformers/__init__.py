@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
+from trainpipes.engine.iterating.iteration_state import IterationState, iteration_of, plan_of
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataChangedError, StateError
 from trainpipes.loader import Loader
@@ -88,8 +89,8 @@ class PipelineTrainerMixin(Base):
     ) -> None:
         bound = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**bound.arguments, **bound.kwargs}, self._sizes_steps)
-        #: Loaders of what was evaluated on, whose workers stay.
-        self._evaluated = WeakKeyDictionary[Any, Loader]()
+        #: Loaders of what was evaluated on, whose data is looked at once.
+        self._evaluated = WeakKeyDictionary[IterationState, Loader]()
         super().__init__(*arguments, **options)
         self._notes = loaders.NotePosition()
         self.callback_handler.callbacks.insert(0, self._notes)  # others read the epoch
@@ -230,7 +231,8 @@ class PipelineTrainerMixin(Base):
             if "loss" in str(error) and not any("label" in name for name in inputs):
                 raise ConfigError(
                     f"the model gives a loss where a batch has labels, and this one has {list(inputs)}: "
-                    "write tokenize(..., labels=True) in the pipeline"
+                    "write tokenize(..., labels=True) in the pipeline, or .rename({'label': 'labels'}) where they "
+                    "have another name"
                 ) from error
             raise
 
@@ -254,12 +256,14 @@ class PipelineTrainerMixin(Base):
         if not _makes_batches(dataset):
             return super().get_eval_dataloader(eval_dataset)
         self._check_ranks(dataset)
-        persistent = self.args.dataloader_persistent_workers
-        loader = self._evaluated.get(dataset)
+        kept = iteration_of(
+            dataset
+        )  # not the pipeline, whose equals may be of files as they are later
+        loader = self._evaluated.get(kept)
         if loader is None:
+            persistent = self.args.dataloader_persistent_workers
             loader = self._loader(loaders.every_row(dataset), persistent)
-        if persistent:
-            self._evaluated[dataset] = loader
+            self._evaluated[kept] = loader
         return loaders.EvaluationLoader(loader, self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -291,14 +295,15 @@ class PipelineTrainerMixin(Base):
         if not isinstance(dataloader, loaders.EvaluationLoader | loaders.TrainingLoader):
             return int(super().num_examples(dataloader))
         plan = plan_of(dataloader.loader)
-        rows = plan.counts.batches_in_pass * plan.chain.batch_size
-        return int(min(rows, (plan.inputs.epoch_rows or 0) * (plan.chain.times or 1)))
+        rows = plan.counts.batches_in_pass * loaders.rows_of_batches(plan)
+        most = math.inf if plan.chain.batch is None else plan.inputs.epoch_rows or 0
+        return int(min(rows, most * (plan.chain.times or 1)))
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Rows of an optimizer step over all ranks."""
         total = int(super().get_total_train_batch_size(args))
         if self._sizes_steps and _makes_batches(self.train_dataset):
-            size = int(plan_of(self.train_dataset).chain.batch_size)
+            size = loaders.rows_of_batches(plan_of(self.train_dataset))
             total = total // int(args.train_batch_size) * size
         return total
 

@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import find_batch_size
 
 from trainpipes._internal.checks import require
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import AnyRecord
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.stage_kinds import ShardStage
@@ -59,6 +60,14 @@ def trained(folder: Path) -> tuple[int, int]:
     except (OSError, ValueError, RecursionError):
         return 0, 0
     return int(state.get("global_step") or 0), int((state.get("epoch") or 0) + 1e-6)
+
+
+def rows_of_batches(plan: Plan) -> int:
+    """Rows of a batch; 1 where they are not known."""
+    opener = plan.chain.opener
+    sampler = opener.options.get("batch_sampler") if plan.chain.batch is None else None
+    size = getattr(sampler, "batch_size", None)
+    return size if is_count(size) and size else plan.chain.batch_size
 
 
 class TrainingLoader:
@@ -251,7 +260,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         return math.ceil(iteration.plan.counts.batches_in_pass / iteration.ranks()[1])
 
     def __iter__(self) -> Iterator[Any]:
-        self.loader.load_state_dict(self.loader.pipeline.state_at(0))
+        iteration_of(self.loader).start_over()
         batches = iter(self.loader)
         steps = rows = 0
         self.begin()
