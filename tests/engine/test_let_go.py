@@ -16,6 +16,7 @@ import pytest
 
 import trainpipes as tp
 from tokenizer_fixtures import bpe
+from trainpipes.engine.iterating import consumer
 from trainpipes.tokenizers.hf import HuggingFace
 
 ROWS, WIDTH = 4000, 200  # which Arrow holds
@@ -124,3 +125,13 @@ def test_an_iterator_with_workers_may_be_collected_where_its_file_is_decoded(
     assert is_gone.wait(60)
     loader.load_state_dict(loader.state_dict())
     assert sum(len(batch) for batch in loader) == 2 * (ROWS - 4)
+
+
+def test_an_iterator_is_let_go_in_silence_where_a_program_has_no_classes_left(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: Any = iter(tp.list_files(files).read_parquet().batch(4))
+    next(batches)
+    monkeypatch.setattr(consumer, "ShardItems", None)  # as modules are when it ends
+    batches._current.leave()
+    assert batches._current.left

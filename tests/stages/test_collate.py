@@ -60,6 +60,11 @@ def test_a_row_that_cannot_be_stacked_is_named(column: Any, message: str, tmp_pa
         ([np.zeros(2), np.zeros(3)], 1, r"the shape \[3\] where the first .* has \[2\]"),
         ([None, 1], 0, "a row is null"),
         ([1, 2, 2**70], 2, r"is 1180591620717411303424 \(int\)"),
+        (
+            [torch.eye(2).to_sparse()] * 2,
+            0,
+            r"is tensor.* of which default_collate makes no tensor",
+        ),
     ],
 )
 def test_python_rows_that_cannot_be_stacked_are_named(rows: Any, row: int, message: str) -> None:

@@ -326,7 +326,10 @@ def _object_bytes(value: Any) -> float:
         return sum(map(_object_bytes, value.values()))
     if isinstance(value, list | tuple):
         return sum(map(_object_bytes, value[:1])) * len(value)
-    return float(getattr(value, "nbytes", 0))
+    try:
+        return float(getattr(value, "nbytes", 0))
+    except RuntimeError:  # a sparse tensor has none
+        return 0.0
 
 
 def payload_rows(data: Payload) -> list[Any]:

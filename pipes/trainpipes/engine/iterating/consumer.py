@@ -492,8 +492,9 @@ class Consumer:
         self.left = True
         if self._pool is not None:
             self._pool.close()
-        if isinstance(self._items, ShardItems):  # which takes no item to say that
-            self._items.let_go()
+        let_go = getattr(self._items, "let_go", None)  # no class: a program that ends has none
+        if let_go is not None:
+            let_go()
         self._end_workers()
 
     def _end_workers(self) -> None:
