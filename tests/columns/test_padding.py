@@ -87,6 +87,28 @@ def test_tensors_that_numpy_does_not_take_are_padded() -> None:
     assert pad_sequences(rows, dtype="float32").tolist() == [[0, 1.5], [1, 1]]
 
 
+class Labelled:
+    """Rows by labels, as a pandas Series has them."""
+
+    def __init__(self, rows: dict[int, Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows.values())
+
+    def __getitem__(self, label: int) -> Any:
+        return self.rows[label]
+
+
+def test_rows_that_have_labels_are_taken_in_their_order() -> None:
+    for make in (list, np.array):
+        labelled = Labelled({2: make([1]), 0: make([2, 3]), 7: make([4, 5, 6])})
+        assert pad_sequences(labelled).tolist() == [[0, 0, 1], [0, 2, 3], [4, 5, 6]]  # type: ignore[arg-type]
+
+
 def test_what_is_filled_in_may_have_the_shape_of_the_values() -> None:
     rows = [[[3, 4], [5, 6]], [[1, 2]]]
     for side in ("pre", "post"):
@@ -109,6 +131,12 @@ def test_a_length_of_nothing_is_nothing() -> None:
     ("sequences", "options", "error", "message"),
     [
         ([[1]], {"padding": "left"}, ConfigError, 'padding must be "pre" or "post", got \'left\''),
+        (
+            [[1]],
+            {"dtype": torch.int64},
+            ConfigError,
+            "dtype must be a dtype of NumPy.*got torch.int64",
+        ),
         ([[1]], {"truncating": 1}, ConfigError, 'truncating must be "pre" or "post", got 1'),
         (iter([[1]]), {}, DataError, r"got list_iterator, .* make a list\(\) of it"),
         ([[1], 2], {}, DataError, "got 2 at position 1, which has no length"),

@@ -45,6 +45,16 @@ def rows(count: int = 100) -> tp.Pipeline:
     (lambda: rows().bucket(), "did you mean 'bucket_by_length'?"),
     (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
     (lambda: rows() + 1, "concat"),
+    (lambda: tp.from_dataset("a.jsonl"), "read_parquet(path), read_json(path) and the like"),
+    (lambda: tp.from_iterable("a.jsonl"), "read_parquet(path), read_json(path) and the like"),
+    (lambda: tp.from_arrow("a.arrow"), "read_parquet(path), read_json(path) and the like"),
+    (lambda: tp.Loader("a.parquet"), "read_parquet(path), read_json(path) and the like"),
+    (lambda: tp.Loader(rows(), 32), "got 32 after the pipeline: the pipeline makes the batches"),  # type: ignore[misc]
+    (lambda: rows().then(tp.Stage), "write then(Stage(...))"),  # type: ignore[arg-type]
+    (lambda: tp.show(rows()), "its own show() shows what comes next"),
+    (lambda: rows().stats(0, labels=5), "stats(labels) must be a column name or several"),  # type: ignore[arg-type]
+    (lambda: tp.from_hf("imdb"), 'datasets.load_dataset(name, split="train") gives one'),
+    (lambda: tp.from_dataset([1], sampler="random"), "must be an iterable of indices, got 'random'"),
     (lambda: tp.interleave_datasets, "here that is tp.mix"),
     (lambda: tp.load_dataset, 'tp.from_hf(load_dataset(name)["train"])'),
     (lambda: rows().with_format, ".batch(n).collate(format=...)"),

@@ -105,6 +105,13 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
         ),
         "tokenizer", "tokenize('gpt2').cache()", 3.0, 3.4,
     ),
+    "a slow tokenizer after a shuffle": (
+        found(
+            facts(PARQUET, StageFacts("shuffle()", "shuffle"), TOKENIZE), 7.0, iterates={TURN: (6.9, 0.0)},
+            threads={"tokenize('gpt2')": (34.0, 34.0)},
+        ),
+        "tokenizer", "tokenize('gpt2').cache() before shuffle(), or tokenize ahead", 3.0, 3.4,
+    ),
     "JSON, parsed in every epoch": (
         found(
             facts(JSON, local=True), 7.0, iterates={TURN: (6.9, 0.0)},

@@ -382,7 +382,7 @@ NOT_THERE: list[tuple[str, str, str]] = [
      "exists is {d}/train, with: a.parquet"),
     ("a.csv b.json more/c.csv", "",
      "no file that ends in .parquet or .pq in the folder '{d}' or below it; there are: a.csv, b.json, more/. "
-     "Name another suffix=, or a glob such as '{d}/*'"),
+     "Name others by list_files(folder, suffix=...), or a glob such as '{d}/*'"),
     (" ".join(f"{n}.csv" for n in range(40)), "/*.parquet",
      "no file matches '{d}/*.parquet'; the nearest folder that exists is {d}, with: 0.csv, 1.csv, 2.csv, "
      "3.csv, 4.csv, 5.csv, … (40 in all)"),

@@ -354,12 +354,17 @@ def test_a_call_may_take_any_time(timeout: float) -> None:
     ("how", "said"),
     [
         ({"timeout": 0, "method": "process"}, r"map\(timeout\) must be more than 0 seconds, got 0"),
+        ({"timeout": "1", "method": "process"}, r"must be more than 0 seconds, got '1'"),
         ({"timeout": 1}, r"map\(method\) must be .*\"process\".*got 'thread'"),
+        (
+            {"timeout": 1, "method": "process", "num_workers": 0},
+            r"map\(num_workers\) must be 1 or more where timeout is given, got 0",
+        ),
     ],
 )
 def test_a_timeout_that_cannot_be_is_refused(how: dict[str, Any], said: str) -> None:
     with pytest.raises(tp.ConfigError, match=said):
-        source().map(fn.plain, num_workers=1, **how)
+        source().map(fn.plain, **{"num_workers": 1, **how})
 
 
 def pid_in(file: Path) -> int:

@@ -130,7 +130,7 @@ def test_rows_without_names_come_as_pairs() -> None:
         (0, (torch.tensor(5),)),
         (1, (torch.tensor(6),)),
     ]
-    assert list(tp.from_dataset("ab").enumerate(1)) == [(1, "a"), (2, "b")]
+    assert list(tp.from_dataset(["a", "b"]).enumerate(1)) == [(1, "a"), (2, "b")]
     assert list(tp.from_iterable(lambda: "ab").enumerate().batch(2)) == [[(0, "a"), (1, "b")]]
     assert list(tp.from_tensors(x=torch.tensor([5])).enumerate()) == [{"x": 5, "index": 0}]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import IntArray, require, whole_number
+from trainpipes._internal.checks import IntArray, require, whole_number, wrong
 from trainpipes.columns.arrays import Array, apart
 from trainpipes.columns.types import as_array
 from trainpipes.errors import ConfigError, DataError, shown
@@ -279,13 +279,18 @@ def pad_sequences(
             f"sequences is a list of sequences, got {type(sequences).__name__}, which has no "
             "length; make a list() of it"
         )
-    is_text = np.issubdtype(np.dtype(dtype), np.str_)
-    if isinstance(value, str) and np.dtype(dtype) != np.dtype(object) and not is_text:
+    if not isinstance(sequences, list | tuple):  # others may have labels in place of numbers
+        sequences = list(sequences)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise wrong("dtype", 'a dtype of NumPy, such as "int64"', dtype) from None
+    if isinstance(value, str) and dtype != np.dtype(object) and dtype.kind != "U":
         raise ConfigError(
-            f"value {value!r} is a string, which dtype {np.dtype(dtype)} cannot hold; for strings "
-            "of any length pass dtype=object"
+            f"value {value!r} is a string, which dtype {dtype} cannot hold; for strings of any length pass "
+            "dtype=object"
         )
-    _check_value(value, np.dtype(dtype))
+    _check_value(value, dtype)
     if maxlen is not None:
         maxlen = whole_number(maxlen, 0, "maxlen")
     lengths = _lengths(sequences)

@@ -85,7 +85,9 @@ class Record(IterableDataset[Any]):
         [2, 4]
         """
         rule = "a stage, such as one of your own class of trainpipes.RowStage"
-        require(isinstance(stage, Stage), "then(stage)", rule, stage)
+        is_class = isinstance(stage, type) and issubclass(stage, Stage)
+        way = f"write then({stage.__name__}(...))" if is_class else ""  # type: ignore[attr-defined]
+        require(isinstance(stage, Stage), "then(stage)", rule, stage, way)
         record = type(self)((*self._stages, stage), self._ranks, self._members)
         record._recipe = self._recipe
         record._plan()  # says now what does not fit

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -118,6 +119,7 @@ DRAWS = {
 }
 _COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
 _SEED = "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)"
+BATCHES = "the pipeline makes the batches: pipe.batch(batch_size)"
 #: What to write instead of other libraries' options.
 ELSEWHERE = {
     "Stage": {},
@@ -130,7 +132,7 @@ ELSEWHERE = {
     },
     "Loader": {
         "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",
-        "batch_size": "the pipeline makes the batches: pipe.batch(batch_size)",
+        "batch_size": BATCHES,
         "collate_fn": "a stage after batch() makes the batch: pipe.batch(n).collate(fn), or pad_collate()",
         "dataset": "the pipeline is its first argument; trainpipes.from_dataset(dataset) makes one",
         "drop_last": "pipe.batch(n, drop_last=True)",
@@ -227,6 +229,13 @@ def instead(value: Any) -> str:
             f"a {kind.__name__} of nodes has a state of its own: write from_torchdata(loader.root)"
         )
     return ""
+
+
+def instead_of_path(value: Any) -> str:
+    """What to write where a path stands in place of rows; "" for all others."""
+    if not isinstance(value, str | os.PathLike):
+        return ""
+    return "read_parquet(path), read_json(path) and the like give the rows of files"
 
 
 def _of_loader(name: str, dataset: Any) -> str:

@@ -26,8 +26,8 @@ from trainpipes.engine.processes.executor_options import executor_of
 from trainpipes.engine.processes.executors import Executor, Processes, Threads
 from trainpipes.engine.processes.loader_workers import LoaderWorkers, check_worker_options
 from trainpipes.engine.processes.worker_pool import NO_PICKLE
-from trainpipes.errors import ConfigError, StateError
-from trainpipes.interfaces.options import instead, refuse_unknown, show
+from trainpipes.errors import ConfigError, StateError, shown
+from trainpipes.interfaces.options import BATCHES, instead, instead_of_path, refuse_unknown, show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.loader.in_mid_run import Meter
@@ -49,6 +49,9 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(init)
     def hinting(*args: P.args, **options: P.kwargs) -> None:
         refuse_unknown(options, known, Loader, "Loader")
+        if len(args) > 2:
+            got = f"got {shown(args[2])} after the pipeline"
+            raise TypeError(f"Loader() takes its options by name, {got}: {BATCHES}")
         init(*args, **{name: copied(value) for name, value in options.items()})
 
     return hinting
@@ -129,7 +132,7 @@ class Loader:
         options = dict(locals())
         del options["self"], options["pipeline"]
         if not isinstance(pipeline, Pipeline):
-            way = instead(pipeline)
+            way = instead(pipeline) or instead_of_path(pipeline)
             raise ConfigError(
                 f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; "
                 f"{way or 'for a torch Dataset start with trainpipes.from_dataset(dataset)'}"

@@ -159,7 +159,8 @@ _Wanted: TypeAlias = "dict[tuple[_FileName, bool], tuple[list[int], list[int | N
 def _by_file(rows: Sequence[RowName], option: str) -> _Wanted:
     """Of each file the rows that are named, and their places in the list; whole files apart."""
     is_list = hasattr(rows, "__iter__") and hasattr(rows, "__getitem__")
-    if isinstance(rows, str | bytes | Mapping) or not is_list:
+    alone = type(rows) is tuple and [*map(type, rows)] == [str, int]  # a row outside of a list
+    if isinstance(rows, str | bytes | Mapping) or not is_list or alone:
         raise wrong(option, RULE, rows)
     of_files: _Wanted = defaultdict(lambda: ([], []))
     name: Any
@@ -253,8 +254,11 @@ def _of_name(
                 "rows of files by path, and numbers where all rows are of one source without files"
             )
             sources = [file.source for file in same]
-            way = f"give tp.Place(row=0, source={sources[0]!r}) for row 0 of it" if same else ""
-            raise wrong(option, rule, f"a number for sources {shown(sources)}", way)
+            got, way = "a number", 'give a file and the number of the row in it: ("a.parquet", 17)'
+            if same:
+                got = f"a number for sources {shown(sources)}"
+                way = f"give tp.Place(row=0, source={sources[0]!r}) for row 0 of it"
+            raise wrong(option, rule, got, way)
         return same
     whole = {path, os.path.abspath(path)}
     same = [file for file in of_source if file.path in whole]

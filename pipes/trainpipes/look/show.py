@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import copied, whole_number
+from trainpipes._internal.checks import copied, require, whole_number
 from trainpipes._internal.messages import WIDTH, Printed, folded, in_color, table, terminal_width
 from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.record import is_pipeline_or_loader
 from trainpipes.errors import DataError, StateError, escaped, shown
 from trainpipes.interfaces.stage import aside
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
@@ -211,6 +212,8 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
       row 1  ok
     """
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
+    way = "its own show() shows what comes next"
+    require(not is_pipeline_or_loader(item), "show(item)", "a batch or a row", item, way)
     if isinstance(item, pa.Table | pa.RecordBatch):
         several = (len(item.schema.get_all_field_indices(name)) > 1 for name in item.schema.names)
         names = [

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import IntArray, whole_number
+from trainpipes._internal.checks import IntArray, column_names, is_given_name, whole_number
 from trainpipes._internal.messages import Report, need_columns, table
 from trainpipes._internal.progress import counted
 from trainpipes.columns.block import Pieces
@@ -195,7 +195,7 @@ def stats(
         batches = BATCHES_EACH * max(world_size, plan.chain.num_shards)
     batches = BATCHES if batches is None else batches
     whole_number(batches, 0, "stats(batches)", "batches to look at")
-    columns = [labels] if isinstance(labels, str) else list(labels or ())
+    columns = column_names([] if labels is None else labels, "stats(labels)", 0, is_given_name)
     label_counts_of = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
         return Stats(0, None, None, None, None, label_counts_of)

@@ -24,7 +24,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.processes.channel import Pickler
 from trainpipes.errors import ConfigError, DataChangedError, DataError
 from trainpipes.interfaces import source
-from trainpipes.interfaces.options import DRAWS, as_table, instead
+from trainpipes.interfaces.options import DRAWS, as_table, instead, instead_of_path
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, Source
@@ -166,13 +166,18 @@ class FromDataset(Source, gives="objects", holds_data=True):
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
         streams = isinstance(dataset, IterableDataset)
-        way = instead(dataset) or "from_iterable(dataset) reads an IterableDataset" * streams
+        of_path = instead_of_path(dataset)  # a text would give its characters
+        way = (
+            instead(dataset)
+            or of_path
+            or "from_iterable(dataset) reads an IterableDataset" * streams
+        )
         table = "table" if isinstance(dataset, pa.Table | pa.RecordBatch) else ""
         by_keys = self.keys is not None and isinstance(dataset, Mapping)
         if not (by_keys or isinstance(dataset, list | tuple)):
             table = table or as_table(dataset)
         way = f"from_arrow({table}) gives its rows" if table else way
-        good = hasattr(dataset, "__getitem__") and not streams and not table
+        good = hasattr(dataset, "__getitem__") and not (streams or table or of_path)
         rule = "rows by number" if table else "an object with __len__ and __getitem__"
         self._require(good, "dataset", rule, way)
         if sampler is not None and batch_sampler is not None:
@@ -192,6 +197,7 @@ class FromDataset(Source, gives="objects", holds_data=True):
             self._require(numbered, "dataset", rule, way)
         option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
+        good = good and not isinstance(self.keys, str)
         passes = isinstance(self.keys, Iterator) and not isinstance(self.keys, Sized | Sampler)
         if passes and not way:
             way = "an iterator is empty after one epoch: give list(...) of it"

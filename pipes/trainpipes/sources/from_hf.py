@@ -63,6 +63,8 @@ class FromHf(Source):
         dataset, way = self.dataset, "for a torch Dataset use from_dataset(dataset)"
         if isinstance(dataset, Mapping):
             way = "choose " + " or ".join(f"dataset[{name!r}]" for name in map(str, dataset))
+        elif isinstance(dataset, str):
+            way = 'datasets.load_dataset(name, split="train") gives one'
         known = is_table(dataset) or is_hf_stream(dataset)
         way = way if known else instead(dataset) or way
         self._require(known, "dataset", "a datasets.Dataset or IterableDataset", way)

@@ -19,7 +19,7 @@ from trainpipes._internal.checks import Schema
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces import source
-from trainpipes.interfaces.options import DRAWS, identify, instead, show
+from trainpipes.interfaces.options import DRAWS, identify, instead, instead_of_path, show
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.interfaces.watched_calls import CALLS, DrawWatch
@@ -55,7 +55,7 @@ class FromIterable(Source, gives="objects", holds_data=True):
 
     def check(self) -> None:
         factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
-        way = instead(factory)
+        way = instead(factory) or instead_of_path(factory)
         self._require(not way, "factory", takes, way)
         passes = isinstance(factory, Iterator)
         good = not passes and (callable(factory) or isinstance(factory, Iterable))

@@ -25,7 +25,7 @@ from trainpipes.columns.content import table_digest
 from trainpipes.columns.utf8 import check_sound
 from trainpipes.filesystems.retry import Requests, is_denied
 from trainpipes.filesystems.systems import is_local
-from trainpipes.interfaces.options import as_table
+from trainpipes.interfaces.options import as_table, instead_of_path
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.source import NumberedRowsSource
 from trainpipes.interfaces.stage import Stage
@@ -65,9 +65,10 @@ class FromArrow(Source, has_blocks=True, random_access=True):
         if isinstance(self.table, pa.RecordBatch):
             self._set(table=pa.Table.from_batches([self.table]))
         if not isinstance(self.table, pa.Table):
-            way = as_table(self.table)
+            table, way = as_table(self.table), instead_of_path(self.table)
+            way = f"write from_arrow({table})" if table else way
             said = f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
-            raise errors.ConfigError(f"{said}: write from_arrow({way})" if way else said)
+            raise errors.ConfigError(f"{said}: {way}" if way else said)
         twice = repeated(self.table.column_names)
         if twice:
             raise errors.ConfigError(

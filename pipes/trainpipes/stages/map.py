@@ -247,10 +247,13 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
             self._require(not given, "executor", f"None where {' and '.join(given)} is given")
             self._set(**as_options(executor_of(self.executor, "map(executor)")))
         if self.timeout is not None:
-            self._require(self.timeout > 0, "timeout", "more than 0 seconds")
+            good = isinstance(self.timeout, int | float) and self.timeout > 0
+            self._require(good, "timeout", "more than 0 seconds")
             way = 'method="process", since a thread cannot be ended'
             is_process = self.method == "process" or self.executor is not None
             self._require(is_process, "method", f"{way}, where timeout is given")
+            has_one = self.executor is not None or self.num_workers > 0
+            self._require(has_one, "num_workers", "1 or more where timeout is given")
 
     @property
     def _executor(self) -> Executor | None:

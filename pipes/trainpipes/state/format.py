@@ -34,7 +34,7 @@ from trainpipes.state import cursor
 from trainpipes.state.cursor import MOST as MOST_COUNTED
 
 _CURES = {
-    "data": "load the state with the files it was saved with, or start a new run",
+    "data": "load the state with the files or rows it was saved with, or start a new run",
     "order": "; as names and row counts are the same, load_state_dict(state, allow_changes=['data']) goes on",
     "stages": "build the pipeline as it was when the state was saved, or start a new run",
 }

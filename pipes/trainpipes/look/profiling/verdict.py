@@ -245,9 +245,9 @@ def _in_threads(facts: Facts, m: Measured) -> Iterator[Cause]:
             continue
         said = f"{stage.text} takes {part:.0%} of the work of threads"
         if stage.tokenizes and not facts.has("cache"):
-            yield Cause(
-                "tokenizer", said, f"{stage.text}.cache(), or tokenize ahead", _rest(m, part, took)
-            )
+            place = " before shuffle()" if facts.has("shuffle") else ""
+            line = f"{stage.text}.cache(){place}, or tokenize ahead"
+            yield Cause("tokenizer", said, line, _rest(m, part, took))
         elif stage is opener and opener.name in PARSED:
             text = f"{said}: files are parsed in every epoch"
             line = "repack(files, folder), and read_parquet(folder)"
