@@ -537,7 +537,10 @@ def _nothing(
         either = " or ".join(", ".join(plain).rsplit(", ", 1))
         ends = f" that ends in {either}" if any(plain) else ""
         ends += ", compressed or not," if len(plain) < len(suffixes) else ""
-        there = f"there are: {shown}. Name others by list_files(folder, suffix=...), or a glob such as '{url.rstrip('/')}/*'"
+        there = (
+            f"there are: {shown}. Name others by list_files(folder, suffix=...), or a glob such as "
+        )
+        there += f"'{url.rstrip('/')}/*'"
         there = there if names else "it is empty"
         said = f"no file{ends} in the folder {url!r} or below it; {there}"
         return errors.MissingFilesError(said, path=url)
