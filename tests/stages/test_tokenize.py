@@ -591,7 +591,10 @@ class TestRefusals:
             (pa.table({"text": [["a"]]}), "holds list.*; flat_map.. makes a row of each"),
             ([{"text": [1, 2]}], "holds list.*; make it a string"),
             ([{"txt": "x"}], "no column 'text'"),
-            (["x"], r"each row must be a dict, got str; make dicts with map\(\)"),
+            (
+                ["x"],
+                r"each row must be a dict, got str; make dicts .* or add a reader, such as .read_parquet",
+            ),
         ],
     )
     def test_what_is_no_text(self, rows: Any, message: str) -> None:

@@ -235,9 +235,11 @@ def no_columns(row_type: str, caller: object) -> errors.SchemaError:
     if row_type == "dict":
         why = "rows here are Python objects that make none: put it before the stage that makes them"
         return errors.SchemaError(f"{caller} works on columns, and {why}", stage=str(caller))
+    way = "make dicts with map() first"
+    if row_type == "str":
+        way += ", or add a reader, such as .read_parquet(), where these are paths of list_files()"
     return errors.SchemaError(
-        f"{caller} works on columns, so that each row must be a dict, got {row_type}; make dicts with map() "
-        "first",
+        f"{caller} works on columns, so that each row must be a dict, got {row_type}; {way}",
         stage=str(caller),
     )
 

@@ -91,7 +91,7 @@ def no_length(plan: Plan) -> str:
     if plan.chain.has_no_end:
         return "repeat() has no end; count steps, or give repeat(times=...)"
     if plan.inputs.epoch_rows is None and not plan.chain.endless:
-        return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
+        return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them where they end"
     way_out = "is known only at the end; use Loader(pipe).estimate_len()"
     cutting = next((s for s in plan.chain.after if kinds.cuts_by_length(s)), None)
     if cutting is not None:
