@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import trainpipes as tp
 from resuming import check_resume
+from trainpipes.writers.epoch_rows import EpochRows
 
 
 @pytest.fixture
@@ -152,3 +154,20 @@ def test_one_source_after_the_other_is_a_schedule_and_the_error_says_it():
     found = [row["x"] for row in pipe]
     assert sorted(found[:50]) == [*range(50)] != found[:50]
     assert sorted(found[50:]) == [*range(50, 100)] != found[50:]
+
+
+def test_processes_of_writers_have_the_files_that_were_there(folders: tuple[Path, Path]) -> None:
+    def read() -> tp.Pipeline:
+        return tp.list_files(folders[0]).read_parquet()
+
+    other = tp.from_dataset([{"y": n} for n in range(100)])
+    pipes = tp.concat(read(), read()), read().windows(10), tp.zip(read(), other)
+    written = [EpochRows(pipe, "write_parquet") for pipe in pipes]
+    sent = [(rows.count, pickle.dumps(rows)) for rows in written]
+    pq.write_table(pa.table({"x": [-1], "text": ["new"]}), folders[0] / "a new one.parquet")
+    for rows, (count, copy) in zip(written, sent, strict=True):
+        assert count is not None
+        there, elsewhere = (
+            pa.concat_tables(each.tables(0, count)) for each in (rows, pickle.loads(copy))
+        )
+        assert elsewhere.equals(there)

@@ -209,6 +209,12 @@ def test_a_process_that_was_forked_says_what_to_do(uri: str) -> None:
         list(loader)
 
 
+def test_processes_write_its_rows(uri: str, tmp_path: Path) -> None:
+    pipe, folder = tp.read_lance(uri, columns=["x"]), tmp_path / "rows"
+    pipe.write_parquet(folder, num_files=2, executor=tp.Processes(2))
+    assert [row["x"] for row in tp.read_parquet(folder)] == list(range(40))
+
+
 def test_yaml_both_ways(uri: str, tmp_path: Path) -> None:
     pipe = batches(uri, version=1, columns=["x"])
     path = tmp_path / "pipe.yaml"

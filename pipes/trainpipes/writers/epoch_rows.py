@@ -267,10 +267,8 @@ class EpochRows(TableGroups):
 
     def __reduce__(self) -> Any:
         source = self.plan.inputs.source
-        # A user's source may not pickle; several put together open theirs again.
-        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
         schemas = self.plan.inputs.schemas.known()
-        return _copy, (self._stages, self.caller, source if goes else None, schemas)
+        return _copy, (self._stages, self.caller, source if _goes(source) else None, schemas)
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns before any but the first rows are read."""
@@ -355,6 +353,13 @@ class EpochRows(TableGroups):
             tally.end()
             if tally.warns and (said := str(tally)):
                 log.warning("%s(): %s: %s", self.caller, str(tally.stage), said)
+
+
+def _goes(source: Any) -> bool:
+    """Whether a source goes to other processes, which else open it again: a user's may not pickle."""
+    if not isinstance(source, RowSource) or not is_ours(type(source)):
+        return False
+    return all(_goes(part.source) for part in source.joined_inputs)
 
 
 def _copy(

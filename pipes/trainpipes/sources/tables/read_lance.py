@@ -164,6 +164,9 @@ class LanceRows(RandomAccessSource):
         self.epoch_files = [f"version/{table.version}"]
         self._content, self._newest = digest([path for paths in files for path in paths]), newest
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _process=os.getpid())
+
     def relative_names(self) -> list[str]:
         return self._relative
 
