@@ -50,6 +50,8 @@ LISTS = ("list", "large_list", "fixed_size_list")
 FLOATS = ("float", "bfloat", "double", "halffloat", "decimal", "Decimal")
 #: Types of Python values that do not say what a column holds.
 UNTOLD = ("NoneType", "tuple", "ndarray", "Tensor", "Timestamp")
+#: Types of values that rows of Python's are likely to have.
+PYTHON = {"int", "float", "str", "bool", *UNTOLD}
 
 
 @documented
@@ -239,16 +241,24 @@ class Stacked(BatchStage):
 
 def _types(data: Input, label: str) -> dict[str, str]:
     """The types of the columns, as text. Of Python's rows they are those of the first row's values; where one
-    of these says too little, that of the column which the first rows make.
+    of these says too little, or the first row lacks a column, that of the column which the first rows make.
     """
     types = data.rows().explain(world_size=1).columns
+    if not PYTHON.isdisjoint(types.values()):
+        with suppress(SchemaError):
+            made = data.rows().map_batches(_unchanged).explain(world_size=1).columns
+            types |= {name: kind for name, kind in made.items() if name not in types}
     for name, kind in types.items():
         if kind not in UNTOLD and (name, kind) != (label, "int"):  # which may stand beside floats
             continue
         with suppress(SchemaError):  # of values that make no column
-            made = data.rows([name]).map_batches(_unchanged).explain(world_size=1).columns[name]
-            if kind == "NoneType" or not made.startswith(LISTS) or _are_categories(_inner(made)):
-                types[name] = made
+            made = data.rows([name]).map_batches(_unchanged).explain(world_size=1).columns
+            if (
+                kind == "NoneType"
+                or not made[name].startswith(LISTS)
+                or _are_categories(_inner(made[name]))
+            ):
+                types[name] = made[name]
     return types
 
 

@@ -343,6 +343,14 @@ def test_what_columns_hold_is_told_by_more_than_the_first_of_pythons_rows() -> N
         assert sorted(batch["categories"].flatten().tolist()) == [0, 2]
 
 
+def test_a_column_that_the_first_of_pythons_rows_lacks_is_one() -> None:
+    rows = [{"x": 1.0, "label": 0}, {"x": 2.0, "age": 3.0, "city": "a", "label": 1}]
+    batch = tabular(tp.from_dataset(rows), batch_size=2, num_shards=1).peek()
+    assert {name: list(tensor.shape) for name, tensor in batch.items()} == {
+        "numbers": [2, 2], "categories": [2, 1], "labels": [2],
+    }  # fmt: skip
+
+
 def test_lists_of_one_length_are_lists_of_categories() -> None:
     seen = pa.array([[1, 2], [2, 3], [1, 9], [2, 2]], pa.list_(pa.int64(), 2))
     far = pa.array([[0.5, 1.5]] * 4, pa.list_(pa.float32(), 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,15 @@ def test_bytes_that_part_a_table_are_those_that_were_written(tmp_path: Path) -> 
     table = pa.table({"x": range(5), "part": pa.array(parts, pa.binary())})
     write_deltalake(str(tmp_path / "t"), table, partition_by=["part"])
     assert ordered(list(tp.read_delta(tmp_path / "t"))) == ordered(table.to_pylist())
+
+
+def test_times_of_96_bits_may_be_after_the_year_2262(tmp_path: Path) -> None:
+    times = [datetime(9999, 12, 31, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)]
+    table = pa.table({"until": pa.array(times, pa.timestamp("us", "UTC"))})
+    write_deltalake(tmp_path, table)
+    (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)  # as Spark does
+    assert list(tp.read_delta(tmp_path)) == table.to_pylist()
 
 
 def test_locate_and_errors_count_deleted_rows_of_a_file(uri: str) -> None:

@@ -135,6 +135,9 @@ def test_series_are_told_apart_by_several_columns_and_where_they_come_again() ->
     assert xs(rows.windows(2, within="a")) == [[0, 1], [3, 4], [5, 6]]
     (first, *_) = rows.windows(2, within=["a", "b"])
     assert (first["a"], first["b"]) == (0, "x")
+    ids = pa.array([bytes(16), bytes(16), b"1" * 16, b"1" * 16, b"1" * 16], pa.uuid())
+    named = tp.from_arrow(pa.table({"u": ids, "x": range(5)}))
+    assert xs(named.windows(2, within="u")) == [[0, 1], [2, 3]]
 
 
 @pytest.mark.sample(2)

@@ -487,6 +487,7 @@ def _changes(stage: Windows, rows: Any) -> Iterator[IntArray]:
             changed = np.zeros(len(joined) - 1, dtype=np.bool_)
             for column in joined.columns:
                 values = arrays.one_chunk(column)
+                values = values.storage if isinstance(values, pa.ExtensionArray) else values
                 changed |= arrays.to_numpy(pc.not_equal(values[1:], values[:-1]))
             first = int(rows.edges[block]) + (1 if before is None else 0)
             yield np.flatnonzero(changed) + first
@@ -497,9 +498,10 @@ def _changes(stage: Windows, rows: Any) -> Iterator[IntArray]:
 
 def _check_values(stage: Windows, table: pa.Table, place: Any) -> None:
     for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type
-        if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind):
-            rule = f"column {name!r} tells series apart by integers or texts, got {kind}"
+        kind, is_ = column.type, pa.types
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        if any(of(kind) for of in (is_.is_nested, is_.is_floating, is_.is_null, is_.is_interval)):
+            rule = f"column {name!r} tells series apart by integers or texts, got {column.type}"
             raise SchemaError(f"windows(within={stage.within!r}): {rule}", stage="windows()")
         if column.null_count:
             at = place(int(np.flatnonzero(arrays.to_numpy(column.is_null()))[0]))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,8 @@ class RowGroups(formats.Format):
     parsed: ParsedFooters = field(default_factory=ParsedFooters)
 
     name = "Parquet"
+    #: The unit of times of 96 bits; nanoseconds, which end in 2262, if None.
+    int96: ClassVar[str | None] = None
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
     fetches_parts = True
 
@@ -138,7 +140,7 @@ class ParquetFile(formats.InPieces):
         if not data.local and data.size <= WHOLE_BYTES and not (known and data.checked):
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows in a single request
         self._data, self._layout, self.name = data, layout, data.name
-        self._columns = format.read_columns(layout)
+        self._columns, self._int96 = format.read_columns(layout), format.int96
         self._remote = None if data.local else RangeFile(data, held)
         opened = pa.OSFile(data.name) if data.local else pa.PythonFile(self._remote, mode="r")
         self._handle: Any = opened
@@ -167,6 +169,7 @@ class ParquetFile(formats.InPieces):
             buffer_size=buffer_bytes,
             pre_buffer=False,
             page_checksum_verification=True,
+            coerce_int96_timestamp_unit=self._int96,
         )
 
     @cached_property

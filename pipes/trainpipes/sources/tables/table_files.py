@@ -359,6 +359,8 @@ def _of_version(
 class TableFiles(RowGroups):
     """The Parquet files of a table as a format: without deleted rows, as the table has the columns."""
 
+    int96 = "us"  # as tables have times
+
     fields: TableFields = field(default_factory=lambda: TableFields(pa.schema([])))
 
     def read_columns(self, layout: Any) -> Sequence[str] | None:
