@@ -202,6 +202,28 @@ def test_a_resume_reads_the_version_of_its_run_after_appends_and_compaction(uri:
         assert len(seen(batches(uri))) == count + 30
 
 
+def test_windows_are_of_the_version_of_the_run(tmp_path: Path) -> None:
+    def write(length: int) -> None:
+        table = pa.table({"x": range(24), "series": [n // length for n in range(24)]})
+        write_deltalake(tmp_path, table, mode="overwrite")
+
+    def read() -> tp.Loader[Any]:
+        windows = tp.read_delta(tmp_path).windows(2, within="series")
+        return tp.Loader(windows.sharding_filter(2).shuffle(9, seed=1).batch(2).collate())
+
+    write(4)
+    loader = read()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    write(3)
+    resumed = read()
+    resumed.load_state_dict(state)
+    wanted = [batch["x"].tolist() for batch in batches]
+    assert len(wanted) == 5
+    assert [batch["x"].tolist() for batch in resumed] == wanted
+
+
 def test_the_end_of_an_epoch_keeps_the_version(uri: str) -> None:
     run = tp.Loader(batches(uri))
     assert len(seen(run)) == 40

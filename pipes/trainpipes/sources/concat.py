@@ -242,16 +242,20 @@ class Windows(JoiningSource):
         by_number = isinstance(rows, RandomAccessSource)
         return (WindowsByNumber if by_number else WindowRows)(self, rows, starts)
 
-    def telling(self) -> Windows | None:
-        """The same, of the columns ``within`` alone where the reader can leave out all others."""
+    def telling(self, files: Sequence[str] = ()) -> Windows | None:
+        """The same, of the columns ``within`` alone where the reader can leave out all others; of these files,
+        or this version.
+        """
         (chain,) = self.chains
         opener = opener_of(chain)
         first = chain.index(opener)
         later = [stage for stage in chain[first + 1 :] if not _only_chooses(stage)]
         if "columns" not in opener.options or not all(isinstance(s, CountingStage) for s in later):
             return None
-        narrow = opener._replaced(columns=self.names)
-        narrowed = self.of_chains([[*chain[:first], narrow, *later]])
+        below = [*chain[:first], opener._replaced(columns=self.names)]
+        if files:
+            below = [s._resolved(only=tuple(files)) if hasattr(s, "only") else s for s in below]
+        narrowed = self.of_chains([[*below, *later]])
         assert isinstance(narrowed, Windows)
         return narrowed
 
@@ -465,7 +469,7 @@ def _series(stage: Windows, rows: JoinedRows) -> IntArray:
     new_file = np.flatnonzero(np.diff(files, prepend=-1))
     starts = [edges[new_file]]
     if stage.names:
-        telling = stage.telling()
+        telling = stage.telling(rows.parts[0].source.epoch_files)
         narrow = rows if telling is None else JoiningSource.opened(telling, [None])
         starts += _changes(stage, narrow)
     firsts = np.unique(np.concatenate(starts)).astype(np.int64)
