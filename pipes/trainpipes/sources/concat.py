@@ -243,7 +243,7 @@ class Windows(JoiningSource):
         return (WindowsByNumber if by_number else WindowRows)(self, rows, starts)
 
     def telling(self, files: Sequence[str] = ()) -> Windows | None:
-        """The same, of the columns ``within`` alone where the reader can leave out all others; of these files,
+        """The same, of the columns ``within`` alone where the reader can leave out all others; of these files
         or this version.
         """
         (chain,) = self.chains
