@@ -164,6 +164,8 @@ def test_processes_of_writers_have_the_files_that_were_there(folders: tuple[Path
     pipes = tp.concat(read(), read()), read().windows(10), tp.zip(read(), other)
     written = [EpochRows(pipe, "write_parquet") for pipe in pipes]
     sent = [(rows.count, pickle.dumps(rows)) for rows in written]
+    mixed = EpochRows(tp.mix({"a": read(), "b": read()}, max_epochs=1), "to_ray", dealt=True)
+    sent_mix = pickle.dumps(mixed)
     pq.write_table(pa.table({"x": [-1], "text": ["new"]}), folders[0] / "a new one.parquet")
     for rows, (count, copy) in zip(written, sent, strict=True):
         assert count is not None
@@ -171,3 +173,6 @@ def test_processes_of_writers_have_the_files_that_were_there(folders: tuple[Path
             pa.concat_tables(each.tables(0, count)) for each in (rows, pickle.loads(copy))
         )
         assert elsewhere.equals(there)
+    for rows in (mixed, pickle.loads(sent_mix)):
+        rows.open()
+        assert sum(map(len, iter(rows.some, None))) == 200

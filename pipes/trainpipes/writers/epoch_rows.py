@@ -24,6 +24,8 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.engine.planning.chain import RowMixture
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.lane import Lane
@@ -257,7 +259,7 @@ class EpochRows(TableGroups):
         rows = kinds.without(pipeline.stages, left)
         self._begin([*rows, WrittenColumns(caller, ragged)], caller, None)
 
-    def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
+    def _begin(self, stages: list[Stage], caller: str, source: Any) -> None:
         self.caller, self._stages = caller, stages
         self.plan = Plan.of([stage._fresh() for stage in stages], source)
         self._pool: Pool | None = None
@@ -268,7 +270,12 @@ class EpochRows(TableGroups):
     def __reduce__(self) -> Any:
         source = self.plan.inputs.source
         schemas = self.plan.inputs.schemas.known()
-        return _copy, (self._stages, self.caller, source if _goes(source) else None, schemas)
+        return _copy, (
+            self._stages,
+            self.caller,
+            source if _goes(self.plan.inputs) else None,
+            schemas,
+        )
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns before any but the first rows are read."""
@@ -355,16 +362,14 @@ class EpochRows(TableGroups):
                 log.warning("%s(): %s: %s", self.caller, str(tally.stage), said)
 
 
-def _goes(source: Any) -> bool:
+def _goes(inputs: Inputs) -> bool:
     """Whether a source goes to other processes, which else open it again: a user's may not pickle."""
-    if not isinstance(source, RowSource) or not is_ours(type(source)):
-        return False
-    return all(_goes(part.source) for part in source.joined_inputs)
+    source = inputs.source
+    known = isinstance(source, RowSource | RowMixture) and is_ours(type(source))
+    return known and all(map(_goes, inputs.parts))
 
 
-def _copy(
-    stages: list[Stage], caller: str, source: RowSource | None, schemas: dict[str, Any]
-) -> EpochRows:
+def _copy(stages: list[Stage], caller: str, source: Any, schemas: dict[str, Any]) -> EpochRows:
     rows = EpochRows.__new__(EpochRows)
     rows._begin(stages, caller, source)
     rows.plan.inputs.schemas.adopt(schemas)
