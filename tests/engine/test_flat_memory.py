@@ -87,10 +87,13 @@ def test_a_packed_list_is_the_list() -> None:
         found[20]
 
 
-def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
+def test_what_does_not_pickle_or_shares_much_or_is_no_list_stays_as_it_is() -> None:
     for dataset in ([threading.Lock()] * 2000, [1, 2], range(5000)):
         stage = FromDataset(dataset)
         assert packed(stage) is stage
+    shared = list(range(1000))
+    stage = FromDataset([{"n": n, "shared": shared} for n in range(2000)])
+    assert packed(stage) is stage, "each item would hold a copy"
     long = packed(FromDataset([0] * 2000))
     assert isinstance(long, FromDataset)
     assert isinstance(long.dataset, PackedList)

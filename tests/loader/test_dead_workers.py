@@ -505,3 +505,21 @@ def test_a_worker_killed_as_it_claims_a_pass_keeps_no_other_process_from_theirs(
             pipe, batch_size=None, num_workers=workers, **options
         )
         assert sorted(row["id"] for row in others) == list(range(400))
+
+
+def dies_within(n: int) -> int:
+    """Ends its process for 11, at row 3 of a pipeline that it reads."""
+
+    def inner(row: int) -> int:
+        return os._exit(3) if (n, row) == (11, 3) else row
+
+    assert list(tp.from_dataset(range(6)).map(inner)) == [*range(6)]
+    return n
+
+
+@pytest.mark.parametrize("by", ["loader", "map"])
+def test_rows_of_a_pipeline_that_a_function_reads_are_not_taken_for_its_own(by: str) -> None:
+    how = {"num_workers": 2, "method": "process"} if by == "map" else {}
+    pipe = tp.from_dataset(range(20)).map(dies_within, version="1", on_error="skip", **how)
+    loader = tp.Loader(pipe.batch(2), num_workers=0 if how else 2)
+    assert [row for batch in loader for row in batch] == [n for n in range(20) if n != 11]

@@ -405,3 +405,32 @@ def test_another_batch_size_holds_from_a_batch_on_and_in_later_passes() -> None:
         loader.load_state_dict(state, allow_changes=["batch_size"])
         passes.append([list(loader) for _ in range(3)])
     assert passes[0] == passes[1]
+
+
+def test_workers_make_rows_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe() -> tp.Pipeline:
+        kept_rows = tp.from_arrow(TABLE).map(mapped).filter(kept).cache(tmp_path)
+        return kept_rows.sharding_filter(4).shuffle(50, seed=1).batch(4)
+
+    given = [digest(batch) for _ in range(2) for batch in tp.Loader(pipe(), num_workers=2)]
+    again = tp.Loader(pipe(), threads=0)  # which finds them
+    assert [digest(batch) for batch in again] == given[: len(given) // 2]
+    tp.cache.clear(tmp_path)
+    monkeypatch.setattr(f"{__name__}.HERE", True)
+    assert [digest(batch) for batch in pipe()] == given[: len(given) // 2]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: tp.concat(tp.from_dataset(Squares()), tp.from_dataset(Squares())),
+    lambda: tp.mix(
+        {"a": tp.from_arrow(TABLE).zip(tp.from_arrow(TABLE).map(mapped).select("twice"))},
+        weights={"a": 1},
+    ),
+])  # fmt: skip
+def test_functions_that_no_worker_calls_are_told(
+    make: Callable[[], tp.Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.HERE", True)
+    said = r"(Squares\[…\] within concat|map\(mapped .* within zip)\(\) is called by this process and not"
+    with pytest.warns(UserWarning, match=said):
+        next(iter(tp.Loader(make().batch(4), num_workers=2)))

@@ -90,6 +90,26 @@ def test_a_forked_child_looks_for_types_while_a_thread_of_its_parent_does() -> N
         thread.join()
 
 
+def test_a_forked_child_calls_a_function_that_a_thread_of_its_parent_is_calling() -> None:
+    at_work, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def slow(x: int) -> int:
+        if os.getpid() == parent:
+            at_work.set()
+            assert go_on.wait(60)
+        return x
+
+    rows = tp.from_dataset(range(10)).map(slow, version="1")
+    thread = threading.Thread(target=lambda: next(iter(rows)))
+    thread.start()
+    assert at_work.wait(60)
+    try:
+        assert _in_child(lambda: next(iter(rows)), 20) == 0
+    finally:
+        go_on.set()
+        thread.join()
+
+
 def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) -> None:
     pool, go_on = Pool(1), threading.Event()
     busy = threading.Event()

@@ -52,6 +52,15 @@ class Marked(tp.RowStage):
         return marked(row)
 
 
+class Parts(tp.StatefulStage):
+    def process(self, row: Row) -> Iterator[Row]:
+        return one_by_one(row)
+
+    def finish(self) -> Iterator[Row]:
+        row: Row = {"n": -1, "text": "end"}
+        return one_by_one(row)
+
+
 SOURCES: dict[str, Callable[[], tp.Pipeline]] = {
     "list": lambda: tp.from_dataset(rows()),
     "iterable": lambda: tp.from_iterable(rows()),
@@ -71,6 +80,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "a row again and again": lambda p: p.flat_map(one_by_one).map(marked).batch(7),
     "left out": lambda p: p.flat_map(one_by_one, on_error="skip").map(marked).batch(7),
     "a stage": lambda p: p.then(Marked()).batch(7),
+    "a stage with a state": lambda p: p.then(Parts()).map(marked).batch(7),
 }
 
 
@@ -89,10 +99,12 @@ def test_a_function_may_change_its_row(name: str, source: str) -> None:
     goes_on_exactly(lambda: STAGES[name](SOURCES[source]()))
 
 
-def test_rows_that_flat_map_makes_are_rows_of_their_own() -> None:
+def test_rows_that_are_made_of_a_row_are_rows_of_their_own() -> None:
     pipe = SOURCES["list"]().take(2)
-    parts = [(row["n"], row["part"]) for row in pipe.flat_map(one_by_one)]
-    assert parts == [(n, part) for n in range(2) for part in range(3)]
+    expected = [(n, part) for n in range(2) for part in range(3)]
+    assert [(row["n"], row["part"]) for row in pipe.flat_map(one_by_one)] == expected
+    expected += [(-1, part) for part in range(3)]
+    assert [(row["n"], row["part"]) for row in pipe.then(Parts())] == expected
     three_of_each = [row["n"] for row in pipe.flat_map(three).map(drawn, rng=True)]
     assert len(set(three_of_each)) == 6
     assert max(three_of_each) < 200

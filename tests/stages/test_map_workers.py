@@ -219,8 +219,9 @@ def test_an_error_is_the_functions_own_and_names_the_row(
 def test_none_is_refused_and_stop_iteration_and_an_exit_end_no_epoch(how: dict[str, Any]) -> None:
     with pytest.raises(tp.DataError, match=r"returned None; .*\(at row 57\)"):
         list(source().map(fn.forget_57, **how))
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
+    with pytest.raises(RuntimeError, match="raised StopIteration") as stopped:
         list(source().map(fn.stop, **how))
+    assert "raised in map(stop" in " ".join(stopped.value.__notes__)
     with pytest.raises(SystemExit) as caught:
         list(source().map(fn.leave_57, **how))
     assert caught.value.code == 7

@@ -217,6 +217,10 @@ class Opens(tp.TableStage):
 SCALED = tp.from_arrow(pa.table({"x": [1]}))
 
 
+async def awaited(stage: Any, row: Any) -> Any:
+    return row
+
+
 def of_class(*bases: type, **members: Any) -> Callable[[], Any]:
     return lambda: type("Odd", bases, members)
 
@@ -239,6 +243,7 @@ def of_class(*bases: type, **members: Any) -> Callable[[], Any]:
         (lambda: list(SCALED.then(Opens(lambda table: table))), ConfigError,
          r"what Opens.open\(\) returns must be a function of a table and its Rows, got .*write def"),
         (lambda: list(SCALED.then(Opens(None))), ConfigError, r"Opens.open\(\) returns must be .*got None"),
+        (of_class(tp.RowStage, apply=awaited), ConfigError, r"apply\(\) must be a function without async"),
         (of_class(tp.RowStage, free=frozenset({"other"})), ConfigError, "options, and there is no 'other'"),
     ],
 )  # fmt: skip

@@ -96,10 +96,22 @@ def yielded(row: Any) -> Iterator[Any]:
     yield row
 
 
+class Awaits:
+    async def __call__(self, row: Any) -> bool:
+        return False
+
+
+class Yields:
+    def __call__(self, row: Any) -> Iterator[Any]:
+        yield row
+
+
 OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.map(awaited), r"map\(fn\) must be a function without async, got .*awaited.*asyncio\.run"),
     (lambda p: p.filter(partial(awaited)), r"filter\(predicate\) must be a function without async, got"),
     (lambda p: p.batch(2).collate(awaited), r"collate\(fn\) must be a function without async, got"),
+    (lambda p: p.map(Awaits()), r"map\(fn\) must be a function without async, got .*Awaits"),
+    (lambda p: p.map(Yields()), r"map\(fn\) must be a function that returns, got .*Yields"),
     (lambda p: p.map(yielded), r"map\(fn\) must be a function that returns, got .*yielded.*; flat_map\(fn\)"),
     (lambda p: p.filter(yielded), r"filter\(predicate\) must be a function that returns, got .*yielded"),
     (lambda p: p.batch(4, max_tokens=9), r"batch_size\) must be left out where max_tokens is given, got 4"),
@@ -224,6 +236,11 @@ PLACES: list[tuple[Make, str]] = [
         lambda p: tp.read_arrow("x", on_error="skip").take(3).sharding_filter(4),
     )),
     (lambda p: tp.read_arrow("x", on_error="skip").shuffle(sampler=[1]), "option of read_arrow"),
+    *((lambda p, step=step: step(p.batch(2).to("cpu")), r"after to\(.cpu.\) .*put it before to") for step in (
+        lambda p: p.map(len),
+        lambda p: p.filter(bool),
+        lambda p: p.collate(list),
+    )),
     (lambda p: tp.read_parquet("x", filter=[["x", ">", 1]]).enumerate(), r"put filter\(\) after enum"),
 ]  # fmt: skip
 
@@ -268,6 +285,10 @@ ROWS: list[tuple[Any, Make, str]] = [
             ),
         )
     ],
+    *of(
+        lambda p: p.filter(lambda row: (x for x in row)),
+        ([{"x": 1}], "must return True or False, got a generator.*row 0"),
+    ),
     *of(lambda p: p.truncate(2, columns="inputs"), ({"input_ids": [[1]]}, "did you mean 'input_ids'")),
     *of(
         lambda p: p.truncate(2),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -217,6 +219,29 @@ def test_a_function_that_fails_names_the_row() -> None:
     assert "row 0" in caught.value.__notes__[0]
     with pytest.raises(tp.DataError, match="a row is None"):
         list(tp.from_dataset([3]).flat_map(lambda row: [None]))
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An error that takes no attributes."""
+
+    code: int
+
+
+def test_an_error_that_takes_no_attributes_is_raised_as_it_is() -> None:
+    def fails(row: int) -> int:
+        raise Frozen(row)
+
+    for pipe in (tp.from_dataset([3]).map(fails), tp.from_dataset([3]).filter(fails)):
+        with pytest.raises(Frozen) as caught:
+            list(pipe)
+        assert caught.value.code == 3
+
+
+def test_an_answer_of_a_predicate_that_is_neither_true_nor_false_names_the_row() -> None:
+    with pytest.raises(ValueError, match="ambiguous") as caught:
+        list(tp.from_dataset([3, 4]).filter(lambda row: np.arange(row - 2) < 9))
+    assert "row 1" in caught.value.__notes__[0]
 
 
 # All

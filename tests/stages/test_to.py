@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Iterator
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -538,3 +540,44 @@ def test_a_device_that_is_not_there_is_one_sentence(fake: FakeDevice) -> None:
         with pytest.raises(tp.ConfigError, match=said):
             next(iter(noted(fake).to(device)))
     assert not fake.notes
+
+
+def devices_in(value: Any) -> set[str]:
+    if isinstance(value, torch.Tensor):
+        return {value.device.type}
+    values = value.values() if isinstance(value, dict) else value
+    return {device for inner in values for device in devices_in(inner)}
+
+
+@pytest.fixture
+def meta_by_default() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("meta_by_default")
+@pytest.mark.parametrize("threads", [0, 2])
+def test_batches_lie_on_the_cpu_whatever_the_default_device_is(threads: int) -> None:
+    rows = [
+        {"lists": [n, 1], "number": np.float32(n), "audio": np.ones(900, "f")} for n in range(8)
+    ]
+    numbers = {"input_ids": [[1, 2], [3]], "x": [0.5, 1.5]}
+    for pipe in (
+        tp.from_dataset(rows).select("lists", "number").batch(4).collate(),
+        tp.from_dataset(rows).log_mel(column="audio").select("input_features").batch(4).collate(),
+        tp.from_arrow(pa.table(numbers)).batch(2).pad_collate(),
+        tp.from_arrow(pa.table(numbers)).select("x").batch(2).collate(dtype=torch.float32),
+        tp.from_tensors(x=[1, 2, 3], y=np.arange(3)).shuffle(3).batch(2).collate(),
+    ):
+        loader = tp.Loader(pipe, threads=threads)
+        assert {device for batch in loader for device in devices_in(batch)} == {"cpu"}
+        tp.Loader(pipe).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.usefixtures("meta_by_default")
+def test_workers_have_rows_of_a_list_whatever_the_default_device_is() -> None:
+    loader = tp.Loader(
+        tp.from_dataset([{"x": n} for n in range(2000)]).map(dict).batch(500), num_workers=1
+    )
+    assert [sum(row["x"] for row in batch) for batch in loader] == [124750, 374750, 624750, 874750]

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from inspect import (
+    isasyncgenfunction,
+    iscoroutinefunction,
+    isfunction,
+    isgeneratorfunction,
+    signature,
+)
 from typing import Annotated, Any
 
 import numpy as np
@@ -259,7 +265,8 @@ class Each:
 
 def function(value: Any, option: str) -> None:
     require(callable(value), option, "a function", value)
-    waits = iscoroutinefunction(value) or isasyncgenfunction(value)
+    called = _called(value)
+    waits = iscoroutinefunction(called) or isasyncgenfunction(called)
     way = "call asyncio.run() in it, or ask with threads: map(fn, num_workers=16)"
     require(not waits, option, "a function without async", value, way)
 
@@ -268,7 +275,14 @@ def returning(value: Any, option: str) -> None:
     """Of a function that is no generator: what it gives would be an object that is always true."""
     function(value, option)
     way = "flat_map(fn) takes one that yields rows"
-    require(not isgeneratorfunction(value), option, "a function that returns", value, way)
+    require(not isgeneratorfunction(_called(value)), option, "a function that returns", value, way)
+
+
+def _called(value: Any) -> Any:
+    """What a call of a value calls: of an object its method."""
+    kind = type(value)
+    method = None if isinstance(value, type) else getattr(kind, "__call__", None)  # noqa: B004
+    return method if isfunction(method) else value
 
 
 Count = Annotated[int, Ge(1)]

@@ -31,7 +31,7 @@ from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.held import EmptyRounds
 from trainpipes.interfaces.quarantine import Guarded
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.watched_calls import DrawWatch, Place, current
+from trainpipes.interfaces.watched_calls import AtWork, DrawWatch, Place, at_work_of
 
 #: What is said of a function that raises what would end the rows.
 RAISED_STOP = "a function that was called for rows raised StopIteration"
@@ -133,7 +133,15 @@ def called(stage: kinds.RunStage, function: Callable[[Run], _Made], run: Run) ->
         with naming_bad_values(run.block, stage):
             return function(run)
     except StopIteration as error:  # the function's own: the rows have not ended
-        raise RuntimeError(RAISED_STOP) from error
+        raise stopped(error) from error
+
+
+def stopped(error: StopIteration) -> RuntimeError:
+    """What stands for a function's ``StopIteration``, and is about the same row."""
+    stop = RuntimeError(RAISED_STOP)
+    if hasattr(error, "_trainpipes"):
+        stop._trainpipes = error._trainpipes  # type: ignore[attr-defined]
+    return stop
 
 
 class Submitted(Iterator[Run]):
@@ -240,7 +248,7 @@ class RowCall:
         self.watch.reports = False  # the parent does
 
     def answer(self, items: Sequence[Any], words: Words | None) -> Answer:
-        return self.each(items, words)
+        return self.each(items, words, at_work=at_work_of(self))
 
     def noticed(self) -> str:
         return self.watch.found
@@ -272,14 +280,14 @@ class RowCall:
         items: Sequence[Any],
         words: Words | None,
         rows: Sequence[int] | None = None,
+        at_work: AtWork | None = None,
     ) -> Answer:
-        """Call the function for each item, up to the first at which it raises or returns None. A worker
-        process notes the item at work, by its number in ``rows``, or here.
+        """Call the function for each item, up to the first at which it raises or returns None. ``at_work``
+        notes the item at work, by its number in ``rows``, or here.
         """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)
-        at_work = current()
         try:
             for number, item in enumerate(items):
                 if at_work is not None:

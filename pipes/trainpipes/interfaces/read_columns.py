@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import index
@@ -29,7 +30,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.types import as_array, fixed_shape
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.watched_calls import current
+from trainpipes.interfaces.watched_calls import at_work_of
 
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
@@ -38,7 +39,7 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     append = results.append
     items = run.unroll_copies()
     try:
-        at_work = current()
+        at_work = at_work_of(stage)
         if at_work is None:
             for item in items:
                 append(fn(item))
@@ -104,7 +105,8 @@ class naming:
 
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:
     if not hasattr(error, "_trainpipes"):
-        error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]
+        with suppress(Exception):  # of one that takes no attributes
+            error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]
 
 
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:

@@ -199,6 +199,12 @@ def check_kind(kind: type, root: type) -> None:
             f"{kind.__name__} must not define {name}(): a stage is a dataclass, so list its options as "
             "fields, and check them in check()"
         )
+    for name in sorted({"apply", "open", "process", "start", "finish"} & vars(kind).keys()):
+        defined = vars(kind)[name]
+        if inspect.iscoroutinefunction(defined) or inspect.isasyncgenfunction(defined):
+            raise ConfigError(
+                f"{kind.__name__}.{name}() must be a function without async: call asyncio.run() in it"
+            )
 
 
 def check_options(kind: Any, root: type) -> None:

@@ -21,6 +21,8 @@ from trainpipes.interfaces.stage import Stage, made_once
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], Iterator[Run]]
+#: Makes rows of those of a block.
+Apply = Callable[[Block], Block]
 
 
 class RunStage(Stage):
@@ -308,8 +310,12 @@ class CachedBlocks(Protocol):
     #: Whether rows that a stage has dropped are there as holes, for ``CacheStage.drop_holes``.
     holes: bool
 
-    def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
-        """The rows ``start`` to ``stop`` of some blocks: (block, start, stop)."""
+    def read(
+        self, wanted: Iterable[tuple[int, int, int]], reader: Reader, apply: Apply | None = None
+    ) -> Block:
+        """The rows ``start`` to ``stop`` of some blocks: (block, start, stop). ``apply`` makes those that
+        are not kept, if that is to be done elsewhere.
+        """
         ...
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema: ...
@@ -351,7 +357,7 @@ class CacheStage(Stage, takes="columns"):
         source: RowSource,
         firsts: IntArray,
         stages: Sequence[Stage],
-        apply: Callable[[Block], Block],
+        apply: Apply,
         holes: bool,
         listed: Any,
         first: Callable[[], Any],

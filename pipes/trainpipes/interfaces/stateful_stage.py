@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block, Pieces
-from trainpipes.columns.run import Cursors, Run, unplaced
+from trainpipes.columns.run import Cursors, Run, copies, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import is_derived
@@ -28,6 +28,8 @@ LARGE_STATE = 1 << 20
 PLACE_BITS = 40
 #: Places of rows that were held back.
 HELD_PLACES = 1 << 20
+#: Number, epoch and part of a row.
+Whose: TypeAlias = tuple[int, int, int]
 #: Not empty where states are asked for more often, by threads, too.
 _often: list[None] = []
 
@@ -236,6 +238,8 @@ class _Rows:
         for number, row in enumerate(run.unroll()):
             if type(row) is dict:
                 row = cursor.KnownRow.of(row, whose[number])
+            elif type(row) is list:  # which a dataset may keep
+                row = row.copy()
             if self._since >= every and not self._skip:
                 self._snapshot(run, number)
                 every = self._every
@@ -244,9 +248,9 @@ class _Rows:
             results = self._called("process", lambda row=row: self._work.process(row), run, number)
             place = 0
             while rows := self._taken(results, RUN_ROWS, run, number):
-                for result in rows:
+                for result, known_by in rows:
                     place += 1
-                    self._give(result, out, number, place, whose[number])
+                    self._give(result, known_by or whose[number], out, number, place, whose[number])
                 if len(out.rows) >= RUN_ROWS:
                     yield out.run()
                     out = _Out(run.block, (self._base, self._given))
@@ -260,9 +264,9 @@ class _Rows:
         (at,) = _whose(self._last)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
         while rows := self._taken(results, RUN_ROWS, last, 0):
-            for row in rows:
+            for row, known_by in rows:
                 place += 1
-                self._give(row, out, 0, place, at)
+                self._give(row, known_by or at, out, 0, place, at)
             yield out.run()
             out = _Out(self._last, (self._base, self._given))
         if self._skip:
@@ -273,7 +277,7 @@ class _Rows:
             raise StateError(f"{self._stage}: {said} {self._given}: {way}")
         self._work = self._last = None
 
-    def _give(self, row: Any, out: _Out, number: int, place: int, at: tuple[int, int, int]) -> None:
+    def _give(self, row: Any, whose: Whose, out: _Out, number: int, place: int, at: Whose) -> None:
         if row is None:
             raise DataError(f"{self._stage}: a row is None; leave it out instead")
         self._given += 1
@@ -281,11 +285,8 @@ class _Rows:
             self._skip -= 1
             out.ends[0] = (self._base, self._given)
             return
-        if isinstance(row, cursor.KnownRow):
-            whose = getattr(row, "whose", at)
-            if whose is not at and whose in self._known:
-                out.held[len(out.rows)] = whose
-            row = dict(row)
+        if whose is not at and whose in self._known:
+            out.held[len(out.rows)] = whose
         out.rows.append(row)
         out.places.append((number, place))
         out.ends.append((self._base, self._given))
@@ -299,9 +300,13 @@ class _Rows:
             self._blame(error, run, number)
             raise
 
-    def _taken(self, results: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
+    def _taken(
+        self, results: Iterator[Any], most: int, run: Run, number: int
+    ) -> list[tuple[Any, Whose | None]]:
+        """Rows as they are when each is given: the stage may change them later."""
         try:
-            taken: list[Any] = self._stage._draw_watch.around(lambda: list(islice(results, most)))()
+            take = self._stage._draw_watch.around(lambda: list(map(_given, islice(results, most))))
+            taken: list[tuple[Any, Whose | None]] = take()
             return taken
         except Exception as error:
             self._blame(error, run, number)
@@ -312,7 +317,14 @@ class _Rows:
         blame(error, self._stage, int(ids[0]) if len(ids) else None)
 
 
-def _whose(block: Block) -> list[tuple[int, int, int]]:
+def _given(row: Any) -> tuple[Any, Whose | None]:
+    """A copy of a row, and the row that it is, where the stage got it as such."""
+    if isinstance(row, cursor.KnownRow):
+        return dict(row), getattr(row, "whose", None)
+    return copies([row])[0], None
+
+
+def _whose(block: Block) -> list[Whose]:
     """Number, epoch and part of each row."""
     each = (
         np.broadcast_to(np.asarray(value), len(block)).tolist()

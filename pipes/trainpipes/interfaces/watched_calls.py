@@ -46,18 +46,21 @@ class AtWork:
     Args:
         place: shared int64 ``[3]``: the ``Place`` at work.
         failed: stand-ins for the results of rows at which workers died.
+        owner: the stage, or the call, whose rows are noted: not those of a pipeline that it iterates.
     """
 
     place: Any
     failed: Mapping[Place, Any] = field(default_factory=dict)
+    owner: object = None
 
     def at(self, row: int) -> Any:
         """Note the row at work; returns the stand-in for its result, or None."""
         self.place[0], self.place[2] = row, 1
         return self.failed.get(Place(row, self.place[1])) if self.failed else None
 
-    def begin(self, row: int, stage: int, count: int) -> Any:
-        """Note a stage, and the rows that it gets together."""
+    def begin(self, row: int, stage: int, count: int, owner: object) -> Any:
+        """Note a stage, which owns what is noted from now on, and the rows that it gets together."""
+        self.owner = owner
         self.place[:] = row, stage, count
         return self.failed.get(Place(row, stage, count)) if self.failed else None
 
@@ -74,6 +77,11 @@ _current: AtWork | None = None
 def current() -> AtWork | None:
     """What is at work here; None in a process that works for itself."""
     return _current
+
+
+def at_work_of(owner: object) -> AtWork | None:
+    """What is at work here, if it works for ``owner``."""
+    return _current if _current is not None and _current.owner is owner else None
 
 
 def set_current(at_work: AtWork | None) -> None:

@@ -246,7 +246,9 @@ def number_grid(value: Any) -> Array | None:
         return None
     nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
     try:
-        rows = [torch.as_tensor(np.asarray(row)) for row in (value if nested else [value])]
+        rows = [
+            torch.as_tensor(np.asarray(row), device="cpu") for row in (value if nested else [value])
+        ]
         if any(row.ndim != 1 or (len(row) and row.is_floating_point()) for row in rows):
             return None
         whole = [row.to(torch.int64) for row in rows]

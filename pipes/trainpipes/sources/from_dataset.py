@@ -28,7 +28,7 @@ from trainpipes.interfaces.options import DRAWS, as_table, instead, instead_of_p
 from trainpipes.interfaces.read_columns import blame
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, Source
-from trainpipes.interfaces.watched_calls import DrawWatch, current
+from trainpipes.interfaces.watched_calls import DrawWatch, at_work_of
 from trainpipes.samplers import BatchSampler, RowSampler, torch_samplers
 from trainpipes.sources.from_iterable import IterableReader
 
@@ -38,7 +38,8 @@ def _as_tensor(values: Any) -> torch.Tensor:
     is_array = isinstance(values, np.ndarray)
     if is_array and not (values.dtype.isnative and min(values.strides, default=0) >= 0):
         values = np.array(values, values.dtype.newbyteorder("="), order="C")
-    return torch.as_tensor(values)
+    is_tensor = isinstance(values, torch.Tensor)
+    return values if is_tensor else torch.as_tensor(values, device="cpu")
 
 
 class FromTensors(Source, random_access=True):
@@ -275,7 +276,7 @@ class Fetch(RunStage, holds_data=True):
         keys = run.block.data
         assert isinstance(keys, list)
         left = iter(keys)
-        at_work = current()
+        at_work = at_work_of(self)
         taken = left if at_work is None else at_work.noting(left, run.first_ids())
         try:
             if self.batched:
@@ -377,8 +378,9 @@ def _named(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-#: Items of a list that is worth packing.
-LEAST_ITEMS = 1000
+#: Items of a list that is worth packing, and those that are looked at first; bytes of an item that others
+#: hold, too, and that may be copied.
+LEAST_ITEMS, SOME_ITEMS, MOST_COPIED = 1000, 100, 1024
 
 
 class PackedList(Sequence[Any]):
@@ -392,13 +394,11 @@ class PackedList(Sequence[Any]):
     def __init__(self, items: Sequence[Any]) -> None:
         content, ends = bytearray(), [0]
         for item in items:
-            pickled = io.BytesIO()
-            Pickler(pickled, protocol=5).dump(item)  # of a view of a tensor no more than that
-            content += pickled.getvalue()
+            content += _pickled(item)
             ends.append(len(content))
         # Tensors in shared memory: spawned workers get them without a copy too.
         self._content = torch.from_numpy(np.frombuffer(content, dtype=np.uint8)).share_memory_()
-        self._ends = torch.tensor(ends).share_memory_()
+        self._ends = torch.tensor(ends, device="cpu").share_memory_()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -411,12 +411,28 @@ class PackedList(Sequence[Any]):
         return pickle.loads(self._content[start:stop].numpy().data)
 
 
+def _pickled(value: Any) -> bytes:
+    content = io.BytesIO()
+    Pickler(content, protocol=5).dump(value)  # of a view of a tensor no more than that
+    return content.getvalue()
+
+
+def _share_much(items: Sequence[Any]) -> bool:
+    """Whether items hold the same large objects, of which each would have a copy."""
+    apart = sum(len(_pickled(item)) for item in items)
+    return apart - len(_pickled(list(items))) > MOST_COPIED * len(items)
+
+
 def packed(stage: Stage) -> Stage:
-    """A ``from_dataset`` with a long list of picklable items packed; else the stage itself."""
+    """A ``from_dataset`` with a long list of picklable items packed, but of items that share much; else the
+    stage itself.
+    """
     items: Any = stage.dataset if isinstance(stage, FromDataset) else None
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
         return stage
     try:
+        if _share_much(items[:SOME_ITEMS]):
+            return stage
         return stage._replaced(dataset=PackedList(items))
     except (pickle.PicklingError, TypeError, AttributeError):
         return stage

@@ -72,7 +72,11 @@ def restored(value: Any) -> Any:
         array = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape)
         return array if shape else array[()]
     element = getattr(torch, dtype)
-    flat = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
+    flat = (
+        torch.frombuffer(data, dtype=element)
+        if data
+        else torch.empty(0, dtype=element, device="cpu")
+    )
     return flat.reshape(shape)
 
 

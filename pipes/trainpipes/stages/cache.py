@@ -26,7 +26,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.contents import cache_key, digest_of
 from trainpipes.interfaces.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CacheStage, RunStage
+from trainpipes.interfaces.stage_kinds import Apply, CacheStage, RunStage
 
 #: A column of ours: whether a row is there.
 THERE = "trainpipes:there"
@@ -88,6 +88,10 @@ class _File:
     digest: str
 
 
+#: Makes the rows from one to before another of a file.
+Maker = Callable[[_File, int, int], Block]
+
+
 class BlockCache:
     """The rows that stages below ``cache`` make of blocks, kept in files: see ``CachedBlocks``."""
 
@@ -97,7 +101,7 @@ class BlockCache:
         firsts: IntArray,
         stages: Sequence[Stage],
         options: Any,
-        apply: Callable[[Block], Block],
+        apply: Apply,
         holes: bool,
         listed: Any = None,
         first: Callable[[], Any] = lambda: None,
@@ -145,7 +149,10 @@ class BlockCache:
             kept_file.write(path, [pa.Table.from_batches([], schema)], about)
         return schema
 
-    def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
+    def read(
+        self, wanted: Iterable[tuple[int, int, int]], reader: Reader, apply: Apply | None = None
+    ) -> Block:
+        make = partial(self._make, reader, apply or self._apply)
         files = [file for stretch in wanted for file in self._files(*stretch)]
         blocks_of = {file: self._find(file) for file in files}
         missing = [file for file in files if blocks_of[file] is None]
@@ -156,7 +163,7 @@ class BlockCache:
         for wait in (False, True):
             for file in missing:
                 if blocks_of[file] is None:
-                    blocks_of[file] = self._obtain(file, reader, wait)
+                    blocks_of[file] = self._obtain(file, make, wait)
         blocks = [
             self._wanted(file, block) for file, block in blocks_of.items() if block is not None
         ]
@@ -205,7 +212,7 @@ class BlockCache:
         numbers = to_numpy(table.column(NUMBER)).astype(np.int64)
         return Block(table.drop_columns(NUMBER), first + numbers)
 
-    def _obtain(self, file: _File, reader: Reader, wait: bool) -> Block | None:
+    def _obtain(self, file: _File, make: Maker, wait: bool) -> Block | None:
         """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
         ``wait``.
         """
@@ -213,17 +220,17 @@ class BlockCache:
             return block
         path = self._store.path(file.digest)
         if self._store.is_off(path):
-            return self._make(file, file.start, file.stop, reader)
+            return make(file, file.start, file.stop)
         with ExitStack() as stack:
             lock = locked(path.with_suffix(LOCK), PATIENCE if wait else 0, PAUSE)
             try:
                 alone = stack.enter_context(lock)
             except OSError as error:
                 self._store.failed(error)
-                return self._make(file, file.start, file.stop, reader)
+                return make(file, file.start, file.stop)
             if (block := self._find(file)) is not None or not (alone or wait):
                 return block
-            fresh = self._make(file, file.begin, file.end, reader)
+            fresh = make(file, file.begin, file.end)
             assert isinstance(fresh.data, pa.Table)
             table = fresh.data.combine_chunks()
             if len(table) < file.end - file.begin:
@@ -234,10 +241,10 @@ class BlockCache:
             block = self._find(file)  # in the file it takes no memory of ours
             return fresh if block is None else block
 
-    def _make(self, file: _File, start: int, stop: int, reader: Reader) -> Block:
+    def _make(self, reader: Reader, apply: Apply, file: _File, start: int, stop: int) -> Block:
         data = read_rows(self._source, reader, file.block, start, stop)
         ids = self._firsts[file.block] + np.arange(start, stop, dtype=np.int64)
-        return self._apply(Block(data, ids))
+        return apply(Block(data, ids))
 
 
 class Cache(CacheStage):
@@ -297,7 +304,7 @@ class Cache(CacheStage):
         source: RowSource,
         firsts: IntArray,
         stages: Sequence[Stage],
-        apply: Callable[[Block], Block],
+        apply: Apply,
         holes: bool,
         listed: Any,
         first: Callable[[], Any],

@@ -130,7 +130,11 @@ class Collate(CollatingStage, versioned="fn"):
 
     @cached_property
     def _floats(self) -> np.dtype[Any] | None:
-        return None if self.dtype is None else torch.empty(0, dtype=self.dtype).numpy().dtype
+        return (
+            None
+            if self.dtype is None
+            else torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype
+        )
 
     def process(self, run: Run) -> Run:
         self._refuse_collated(run)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
+from types import CoroutineType, GeneratorType
 from typing import Any, Self
 
 import numpy as np
@@ -35,9 +36,9 @@ from trainpipes.engine.planning.row_names import (
     row_names,
     unit,
 )
-from trainpipes.errors import ConfigError, shown
+from trainpipes.errors import ConfigError, DataError, shown
 from trainpipes.interfaces.quarantine import CallsFunction, OnBadRow
-from trainpipes.interfaces.read_columns import each, in_column, matching, naming
+from trainpipes.interfaces.read_columns import blame, each, in_column, matching, naming
 from trainpipes.interfaces.stage import Numbers, Stage, Tally, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
 from trainpipes.order.permutation import random_key
@@ -113,7 +114,7 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
             self.refuse_batches(run)
             seen = run.with_items(run.unroll())  # and no copies, which it might change
             answers = each(self, self.guarded(self.predicate), seen)
-            passes = np.fromiter(map(bool, answers), dtype=np.bool_, count=len(run))
+            passes = self._truth(run, answers)
             if self.leaves_out:
                 there = np.zeros(len(run), dtype=np.bool_)
                 there[self.without_failed(run, answers)] = True
@@ -121,6 +122,24 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
             return run.keep(passes)
         self._check_rows(run, single=True)
         return run.keep(matching(run, self._expression, self))
+
+    def _truth(self, run: Run, answers: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """Whether each answer of the predicate holds."""
+        passes: list[bool] = []
+        try:
+            for answer in answers:
+                if type(answer) in (CoroutineType, GeneratorType):  # which are always true
+                    got = type(answer).__name__
+                    raise DataError(
+                        f"{self}: the predicate must return True or False, got a {got}: have it call what "
+                        "that would give"
+                    )
+                passes.append(bool(answer))
+        except Exception as error:
+            ids = run.row_ids(len(passes))
+            blame(error, self, int(ids[0]) if len(ids) else None)
+            raise
+        return np.array(passes, dtype=np.bool_)
 
 
 class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):

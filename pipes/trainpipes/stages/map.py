@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import Function, Natural, Returning, Schema, Seed
+from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import BadCell, Block, first_bad
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
@@ -31,7 +31,7 @@ from trainpipes.interfaces.quarantine import NOT_OF_ROWS, CallsFunction, Failed,
 from trainpipes.interfaces.read_columns import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
-from trainpipes.interfaces.watched_calls import DrawWatch, current
+from trainpipes.interfaces.watched_calls import DrawWatch, at_work_of
 from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import columns_as, with_column
 
@@ -45,7 +45,7 @@ class _Running:
     """Where a stage's function is called in this process, and the workers there once they are made."""
 
     def __init__(self, executor: Executor | None) -> None:
-        self.executor, self.lock = executor, threading.Lock()
+        self.executor, self.lock = executor, ForkLock()
         self.pool: ThreadMap | WorkerPool | None = None
 
 
@@ -139,8 +139,10 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if rest is not None:
             return rest()
         with nullcontext() if self.thread_safe else self._running.lock:
-            rows = None if current() is None else run.first_ids()
-            return self._with(run, self._call.each(self._items(run), self._words(run), rows))
+            at_work = at_work_of(self)
+            rows = None if at_work is None else run.first_ids()
+            answer = self._call.each(self._items(run), self._words(run), rows, at_work)
+            return self._with(run, answer)
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         workers = self._workers()
@@ -340,7 +342,7 @@ class ColumnFunction(
     def _called(self, run: Run) -> tuple[Run, Any]:
         """The rows of which the function makes something, and that; ``Failed`` of none at all."""
         fn = self._draw_watch.around(self.fn)
-        at_work = current()
+        at_work = at_work_of(self)
         result = None
         if at_work is not None and len(run) == 1:
             result = at_work.at(int(run.block.ids[0]))

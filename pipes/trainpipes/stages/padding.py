@@ -45,7 +45,7 @@ def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
     try:
         if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
             raise TypeError
-        return torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
         rule, way = "a torch.dtype that NumPy has, too", "for another, convert in a map() after it"
         raise wrong(option, rule, dtype, way) from None

@@ -175,7 +175,7 @@ class LogMel(RunStage, per_row=True, gives="objects"):
 
     def _spectrogram(self, sound: Floats) -> Floats:
         # Sound by sound: products of larger matrices may round the same rows in another way.
-        frames = torch.from_numpy(self._frames(sound)) * torch.hann_window(self.n_fft)
+        frames = torch.from_numpy(self._frames(sound)) * torch.hann_window(self.n_fft, device="cpu")
         power = torch.fft.rfft(frames).abs().square_()
         mels = power @ mel_filters(self.num_mels, self.n_fft, self.sampling_rate)
         return self._scaled(mels.clamp_(min=SILENCE).log10_(), sound)

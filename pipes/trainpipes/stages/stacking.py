@@ -64,7 +64,15 @@ def stacked(rows: Any) -> Any:
         return torch.from_numpy(np.stack(rows))
     if kind is tuple and len(set(map(len, rows))) == 1:
         return [_stacked_values(column) for column in zip(*rows, strict=True)]
-    return default_collate(rows)
+    return collated(rows)
+
+
+def collated(rows: Any) -> Any:
+    """What ``default_collate`` makes of rows, on the CPU whatever ``torch.set_default_device`` says."""
+    if torch.get_default_device().type == "cpu":
+        return default_collate(rows)
+    with torch.device("cpu"):
+        return default_collate(rows)
 
 
 def _stacked_values(values: Sequence[Any]) -> Any:

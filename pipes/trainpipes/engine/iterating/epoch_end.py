@@ -55,7 +55,7 @@ def agreement_over(topology: Topology) -> Agreement:
     def agreed(number: int, total: bool) -> int:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM if total else dist.ReduceOp.MIN  # type: ignore[assignment]
-        shared = torch.tensor([number], dtype=torch.int64)
+        shared = torch.tensor([number], dtype=torch.int64, device="cpu")
         group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
         return int(shared.item())
 
@@ -83,10 +83,10 @@ def from_first_rank(
             f"{dist.get_world_size()} of them: make a pipeline of the files of each epoch, list_files(names)"
         )
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    size = torch.tensor([len(data)], dtype=torch.int64)
+    size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
     group.broadcast([size], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
     if topology.rank:
-        data = torch.empty(int(size.item()), dtype=torch.uint8)
+        data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
     group.broadcast([data], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
     if failed is not None:
         raise failed

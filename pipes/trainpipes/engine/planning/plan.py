@@ -26,7 +26,7 @@ from trainpipes.engine.planning.layouts import Counts, Layouts
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
-from trainpipes.interfaces.stage import Stage, Tally
+from trainpipes.interfaces.stage import Stage, Tally, is_ours
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import NEW_WEIGHTS, BatchSizes, Reweighed
 
@@ -151,6 +151,12 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
     if isinstance(stage, kinds.CountingStage):
         return _counted(chain, stage, later)
     if isinstance(stage, kinds.RunStage):
+        placing = next((s for s in chain.device_stages if s.name != "pin"), None)
+        if placing is not None and (stage._calls_function or not is_ours(type(stage))):
+            raise ConfigError(
+                f"{stage} after {placing} would get batches that are not there yet, since they are copied "
+                f"when all stages are through: put it before {placing.name}(), or call it in the loop"
+            )
         return replace(chain, after=after)
     raise ConfigError(
         f"{stage} starts a pipeline, and cannot come after {chain.stages[0].name}(): make two pipelines, and "
@@ -357,7 +363,7 @@ class Plan:
         return plan
 
     def worked_by(self, workers: Any) -> Plan:
-        """This plan for a pass in which processes call functions, but those below a cache."""
+        """This plan for a pass in which processes call functions."""
         plan = self._with(workers=workers)
         for name in ("reads_user_code", "runs_user_code"):
             vars(plan).pop(name, None)
@@ -434,7 +440,7 @@ class Plan:
     @cached_property
     def reads_user_code(self) -> bool:
         chain = self.chain
-        before = chain.before if self.workers is None else chain.before[: chain.cached or 0]
+        before = chain.before if self.workers is None else ()
         reading = [chain.stages[0], *before, *filter(None, [chain.shuffle])]
         return any(stage._runs_user_code for stage in reading)
 

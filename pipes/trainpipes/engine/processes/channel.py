@@ -34,6 +34,9 @@ HEADER, NO_FILE = struct.Struct("<3q"), 0
 _maps: set[ref[mmap.mmap]] = set()
 _forks = 0
 
+#: What is added to an error: its notes, and the row and the place that it is about.
+ADDED = frozenset({"__notes__", "_trainpipes", "_place"})
+
 #: A pickle, and the buffers that it leaves out.
 Message: TypeAlias = "list[Any]"
 
@@ -54,7 +57,7 @@ def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 class Pickler(pickle.Pickler):
     """Pickles a tensor as an array, since torch's own way makes a file of each; and of a table only its rows,
-    not all that they are cut from.
+    not all that they are cut from. Errors keep what was noted of them.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -68,6 +71,12 @@ class Pickler(pickle.Pickler):
             if flat.stride(0) != 1:  # one number, which an expanded tensor repeats
                 flat = flat.clone(memory_format=torch.contiguous_format)
             return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
+        if isinstance(value, BaseException) and (
+            said := {n: v for n, v in vars(value).items() if n in ADDED}
+        ):
+            made = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if isinstance(made, tuple) and len(made) == 2:  # as that of json.JSONDecodeError
+                return (*made, said)
         return NotImplemented
 
 

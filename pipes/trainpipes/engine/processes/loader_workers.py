@@ -12,8 +12,9 @@ from weakref import finalize
 
 from trainpipes._internal import activity
 from trainpipes._internal.checks import flag, function, require
-from trainpipes._internal.messages import log_once
+from trainpipes._internal.messages import log_once, warn_once
 from trainpipes.columns.run import Run
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.processes.executors import FOREVER, Executor, Processes
 from trainpipes.engine.processes.stage_calls import Group, StageCall, sent, steps_of
@@ -228,6 +229,12 @@ class LoaderWorkers:
 
     def begin(self, plan: Plan) -> Workers | None:
         """The workers of a pass; None where no stage calls Python for its rows."""
+        if within := called_within(plan.inputs):
+            warn_once(
+                f"Loader(executor={self.executor}): {within[0]} is called by this process and not by "
+                "workers: put it after that, or give it workers of its own, as map(num_workers=) takes "
+                "them; of data sets, from_dataset() takes a ConcatDataset"
+            )
         if not calls_python(plan):
             log_once(
                 f"Loader(executor={self.executor}): no worker is started; they would call functions, and "
@@ -268,6 +275,20 @@ class LoaderWorkers:
         idle, self._idle = self._idle, None
         if idle is not None:
             idle[0].close()
+
+
+def called_within(inputs: Inputs) -> list[str]:
+    """The stages that call functions within the sources of concat(), zip() and windows(), in words: workers
+    do not run these.
+    """
+    joined = getattr(inputs.source, "joined_inputs", ())
+    steps = (stage for part in joined for stage in part.chain.steps)
+    stages = [
+        f"{stage} within {inputs.chain.opener.name}()"
+        for stage in steps
+        if is_worth_it(stage) and stage._calls_function
+    ]
+    return [*stages, *(stage for part in inputs.parts for stage in called_within(part))]
 
 
 def calls_python(plan: Plan) -> bool:

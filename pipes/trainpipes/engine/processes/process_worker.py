@@ -145,12 +145,14 @@ def answer_to(call: Call, message: Message, place: Any) -> Message:
     error: BaseException | None
     try:
         items, words, failed = unpickled(message)
-        set_current(AtWork(place, failed))
+        set_current(AtWork(place, failed, call))
         results, error = call.answer(items, words)
     except Exception as problem:  # rows that can't be unpickled here
         error = problem
     place[:] = Place()
-    raised = None if error is None else portable(error, call.said)
+    raised = error
+    if error is not None and error.__traceback__ is not None:  # else it is portable already
+        raised = portable(error, call.said)
     noticed = call.noticed()
     try:
         return pickled((results, raised, noticed))

@@ -193,7 +193,7 @@ class StageCall:
         """A run as a stage makes it: of its halves, where workers died as the stage had all of it."""
         at_work, stage = current(), self._steps[number]
         if at_work is not None:
-            known = at_work.begin(run.first_ids()[0], number, len(run))
+            known = at_work.begin(run.first_ids()[0], number, len(run), stage)
             if known is Known.HALVES:
                 middle = len(run) // 2
                 halves = [run.part(0, middle), run.part(middle, len(run))]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ from trainpipes.interfaces.source import (
     read_rows,
 )
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import put_through
+from trainpipes.interfaces.stage_kinds import Apply, put_through
 from trainpipes.order.layout import StreamLayout, WindowKey
 
 Stretches: TypeAlias = "list[tuple[int, int, int]]"
@@ -69,9 +70,12 @@ class ListedMaker(WindowMaker):
         before = plan.chain.before
         has_holes = self._cached is not None and self._cached.holes
         self._keeps_rows = has_holes or all(stage.traits.keeps_rows for stage in before)
-        self._before = before[plan.chain.cached or 0 :]
+        cached = plan.chain.cached or 0
+        self._before: Sequence[Any] = before[cached:]
+        self._apply: Apply | None = None  # of those below a cache
         if plan.workers is not None:
             self._before = plan.workers.handed_out(plan, self._before)
+            self._apply = partial(put_through, plan.workers.handed_out(plan, before[:cached]))
         self._fetched = self._layouts.fetched_bytes
         # A window may have no chunk for a shard: those that share a span stand in as many windows of it.
         self.most_held = max(LEAST_HELD, self._layouts.usual.sharers + 1)
@@ -128,7 +132,7 @@ class ListedMaker(WindowMaker):
         with reading.lock, doing(self._opener):
             reader = self._reader(reading, wanted[0][:2])
             if self._cached is not None:
-                rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
+                rows = self._cached.read(wanted, reader, self._apply).of_epoch(key.epoch)
             else:
                 self._look_ahead(reading, key, wanted)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)

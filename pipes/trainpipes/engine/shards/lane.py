@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from trainpipes._internal import activity
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.columns.tensor_rows import LazyBatches
-from trainpipes.engine.calling import RAISED_STOP, Submitted, open_stages
+from trainpipes.engine.calling import Submitted, open_stages, stopped
 from trainpipes.engine.planning.chain import without_shares
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import MixedWindows
@@ -298,7 +298,8 @@ class Lane:
 
 def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
     if isinstance(error, StopIteration):
-        raise RuntimeError(RAISED_STOP) from error
+        cause, error = error, stopped(error)
+        error.__cause__ = cause
     if isinstance(error, Exception):
         say_where(error, plan.inputs.place_of)
     raise error
