@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from trainpipes.columns.arrays import (
     to_arrow,
     to_numpy,
 )
+from trainpipes.columns.columns import rows_that_match
+from trainpipes.columns.python_values import lists_of
 
 NUMBERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 NUMBERS += [np.dtype(name) for name in ("f2", "f4", "f8", "?")]
@@ -108,6 +111,22 @@ def test_arrow_holds_the_nulls_that_it_is_given(dtype, pairs):
     both = zip(values.tolist(), null.tolist(), strict=True)
     assert found.to_pylist() == [None if is_null else value for value, is_null in both]
     assert first_null(found) == (int(np.argmax(null)) if null.any() else -1)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 4, 5)])
+def test_lists_of_fixed_sizes_in_such_lists_are_gathered_where_they_are_sliced(shape):
+    values = np.arange(20 * math.prod(shape)).reshape(20, *shape)
+    whole, index = lists_of(values), np.array([3, 0, 14])
+    wanted = values[5:][index].tolist()
+    assert gathered(whole.slice(5), index).to_pylist() == wanted
+    structs = pa.StructArray.from_arrays([whole], ["a"]).slice(5)
+    assert [row["a"] for row in gathered(structs, index).to_pylist()] == wanted
+    holes = pa.array([None, *values.tolist()], whole.type).slice(6)
+    assert gathered(holes, index).to_pylist() == wanted
+    table = pa.table({"n": range(15), "x": whole.slice(5)})
+    assert gathered(table, index)["x"].to_pylist() == wanted
+    assert np.flatnonzero(rows_that_match(table, pc.field("n") > 12)).tolist() == [13, 14]
+    assert rows_that_match(table, pc.field("x").is_valid()).all()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 import trainpipes as tp
 from forked import Child
@@ -371,6 +372,19 @@ def test_files_of_another_folder_are_told_apart_by_what_is_read_of_them_or_their
             assert [str(*row.values()).count(part) for row in kept] == [1, 1]
 
 
+def test_files_that_rows_name_are_those_of_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "names.jsonl").write_text('{"image": "a.png"}')
+    shades = {"day": 200, "night": 9}
+    for folder, shade in shades.items():
+        (tmp_path / folder).mkdir()
+        Image.new("L", (4, 4), shade).save(tmp_path / folder / "a.png")
+    names = tp.read_json(tmp_path / "names.jsonl")
+    for _ in range(2):  # cold, then warm
+        for folder, shade in shades.items():
+            (row,) = names.decode_image("image", mode="L", folder=tmp_path / folder).cache()
+            assert np.max(row["image"]) == shade
+
+
 def test_stages_columns_and_versions_keep_rows_apart(data: Path, kept: Path) -> None:
     read = tp.list_files(data).read_parquet
     pipes = [
@@ -649,6 +663,17 @@ def test_it_is_refused_where_it_cannot_stand(name: str, data: Path) -> None:
     make, said = MISPLACED[name]
     with pytest.raises(ConfigError, match=said):
         make(data)
+
+
+def test_arrays_of_several_dimensions_come_in_any_order_as_they_were(data: Path) -> None:
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": row["x"], "image": np.full((3, 4, 5), row["x"] % 256, np.uint8)}
+
+    for _ in range(2):  # cold, then warm
+        for row in rows(data).map(made).cache().shuffle(10, seed=1):
+            assert (row["image"] == row["x"] % 256).all()
+        some = rows(data).filter(odd).map(made).cache()  # with holes
+        assert all((row["image"] == row["x"] % 256).all() for row in some.shuffle(10))
 
 
 # Several processes

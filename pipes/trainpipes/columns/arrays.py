@@ -6,6 +6,7 @@ pyarrow's ``to_numpy``, ``pa.array`` and ``take`` of a NumPy array import pandas
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -311,6 +312,8 @@ def gathered(rows: T, index: IntArray) -> T:
             return pc.run_end_encode(taken, run_end_type=rows.type.run_end_type)
         except pa.ArrowNotImplementedError:  # of views, and of anything that is nested
             return _gathered_runs(rows, index)
+    if isinstance(rows, pa.Array) and nests_fixed_lists(rows.type):
+        return _gathered_fixed(rows, index)
     places = to_arrow(index)
     if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
         lists = _gathered_numbers(rows, places)
@@ -379,7 +382,31 @@ def parts_of(
 
 
 def _is_gathered_alone(kind: pa.DataType) -> bool:
-    return _has_numbers(kind) or pa.types.is_run_end_encoded(kind)
+    alone = _has_numbers(kind) or pa.types.is_run_end_encoded(kind)
+    return alone or nests_fixed_lists(kind)
+
+
+def nests_fixed_lists(kind: pa.DataType) -> bool:
+    """Whether a type has lists of fixed sizes in such lists, as of arrays ``[n, m]``. Where these are sliced,
+    ``take`` and ``filter`` of Arrow (26.0) give other values, or read where no memory is.
+    """
+    is_fixed = pa.types.is_fixed_size_list
+    return kind.num_fields > 0 and holds(kind, lambda k: is_fixed(k) and is_fixed(k.value_type))
+
+
+def _gathered_fixed(rows: pa.Array, index: IntArray) -> pa.Array:
+    """Rows that nest lists of fixed sizes; of numbers without nulls as bytes."""
+    kinds, values = list[pa.DataType](), rows
+    while pa.types.is_fixed_size_list(values.type) and not values.null_count:
+        kinds.append(values.type)
+        values = values.flatten()
+    size = math.prod(kind.list_size for kind in kinds)
+    if not size or not is_number(values.type) or values.null_count:
+        return _gathered_parts(rows, index)
+    taken = to_arrow(to_numpy(values).reshape(len(rows), size)[index].reshape(-1))
+    for kind in reversed(kinds):
+        taken = pa.FixedSizeListArray.from_arrays(taken, type=kind)
+    return taken
 
 
 def _has_numbers(kind: pa.DataType) -> bool:

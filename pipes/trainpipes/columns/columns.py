@@ -5,6 +5,7 @@ columns: as conditions, as text, and asked of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -294,6 +295,11 @@ def text_of(expression: pc.Expression) -> str:
 
 def rows_that_match(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.bool_]:
     """For which rows an expression is true, bool ``[rows]``; raises Arrow's errors."""
+    plain = [n for n, kind in enumerate(table.schema.types) if not arrays.nests_fixed_lists(kind)]
+    if len(plain) < table.num_columns:
+        with suppress(pa.ArrowInvalid):  # it names one of the others
+            return rows_that_match(table.select(plain), expression)
+        table = arrays.gathered(table, np.arange(len(table)))
     name = max(table.column_names, key=len, default="") + "#"  # none that is asked for
     numbered = table.append_column(name, arrays.to_arrow(np.arange(len(table))))
     mask = np.zeros(len(table), dtype=np.bool_)

@@ -18,7 +18,7 @@ from trainpipes._internal.activity import count
 from trainpipes._internal.checks import IntArray
 from trainpipes.cache import LOCK, ROWS, SCHEMAS, folder, kept_file, path_of
 from trainpipes.cache.kept_file import Store, locked
-from trainpipes.columns.arrays import gathered, to_arrow, to_numpy
+from trainpipes.columns.arrays import gathered, nests_fixed_lists, to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
 from trainpipes.columns.run import Run
@@ -56,9 +56,11 @@ def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
     there = to_arrow(place_of >= 0)
     if not table.num_columns:
         return pa.table({THERE: there})
-    try:
-        spread = table.take(to_arrow(place_of, place_of < 0))
-    except pa.ArrowNotImplementedError:  # of views
+    spread = None
+    if not any(map(nests_fixed_lists, table.schema.types)):
+        with suppress(pa.ArrowNotImplementedError):  # of views
+            spread = table.take(to_arrow(place_of, place_of < 0))
+    if spread is None:
         nulls = [pa.nulls(1, kind) for kind in table.schema.types]
         longer = pa.concat_tables([table, pa.Table.from_arrays(nulls, schema=table.schema)])
         spread = gathered(longer, np.where(place_of < 0, len(table), place_of))
@@ -252,11 +254,11 @@ class Cache(CacheStage):
 
     Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
     states stay the same. An entry's key is made of the data (of files whose content no scan reads,
-    such as images, by path, size and time) and of the stages before the cache: their options, a
-    tokenizer's content, and a function's ``version=``, or its code with the code and values of
-    yours that it uses. Put functions whose result differs from call to call after the
-    cache. Processes and ranks of the same user may share a folder. A damaged entry is made again; a
-    folder that cannot be written is logged once.
+    such as images, by path, size and time; of those that rows name, by the names and ``folder=``) and of
+    the stages before the cache: their options, a tokenizer's content, and a function's ``version=``, or
+    its code with the code and values of yours that it uses. Put functions whose result differs from call
+    to call after the cache. Processes and ranks of the same user may share a folder. A damaged entry is
+    made again; a folder that cannot be written is logged once.
 
     Args:
         path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else

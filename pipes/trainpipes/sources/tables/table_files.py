@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import IntArray
-from trainpipes.columns.arrays import holds, to_arrow
+from trainpipes.columns.arrays import gathered, holds, to_arrow
 from trainpipes.columns.columns import rows_that_match, text_of
 from trainpipes.columns.types import NoColumn
 from trainpipes.engine.planning.row_names import with_deleted
@@ -105,7 +105,7 @@ class TableFields:
         if not holds(kind, pa.types.is_struct):
             return cast_to(column, wanted, place)
         if column.offset:  # offsets and validity begin with the array then
-            column = column.take(to_arrow(np.arange(len(column))))
+            column = gathered(column, np.arange(len(column)))
         nulls = column.is_null() if column.null_count else None
         if pa.types.is_struct(kind):
             children = []
@@ -378,7 +378,7 @@ class TableFiles(RowGroups):
             if high > low:
                 keep = np.ones(len(batch), dtype=np.bool_)
                 keep[layout.deleted[low:high] - first] = False
-                batch = batch.filter(to_arrow(keep))
+                batch = gathered(batch, np.flatnonzero(keep))
             first = last
             yield batch
 
