@@ -29,6 +29,7 @@ import torch
 
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.errors import ConfigError
+from trainpipes.filesystems.systems import listed_as
 from trainpipes.interfaces.options import ADDRESS, identify, show
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.version import __version__
@@ -311,6 +312,9 @@ def _done_by(stage: Stage, contents: Contents) -> dict[str, str]:
         for name, value in sorted(stage.options.items())
         if name in identity and identity[name] in (identify(value), str(value))
     }
+    # States are free of it, as a folder may move; of what is kept, another one holds other files.
+    if "folder" in stage.free and (folder := stage.options["folder"]) is not None:
+        digests["folder"] = listed_as(os.fspath(folder))
     if not is_ours(type(stage)):
         digests["class"] = contents.digest(type(stage), stage.name)
     return digests
