@@ -522,6 +522,14 @@ def test_a_transform_draws_by_the_row_and_leaves_torchs_generator_alone() -> Non
     assert isinstance(first[0], torch.Tensor)
 
 
+def test_stages_of_one_transform_draw_other_numbers_for_each_column() -> None:
+    rows = photos(20).map(lambda row: {**row, "other": row["image"]})
+    views = [*rows.image_transform(Noise()).image_transform(Noise(), column="other")]
+    assert sum(torch.equal(row["image"], row["other"]) for row in views) < 5
+    alone = photos(20).image_transform(Noise())
+    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(alone, views, strict=True))
+
+
 def test_a_transform_gives_the_same_in_workers_of_its_own() -> None:
     rows = photos(20).sharding_filter(2).shuffle(7).image_transform
     plain, own = (rows(Noise(), num_workers=n).batch(4).collate() for n in (0, 2))

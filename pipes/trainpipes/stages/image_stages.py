@@ -555,8 +555,9 @@ class ImageTransform(
     the frames of a video ``[T, C, H, W]`` at once.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
-    depend on seed, epoch and row alone. In a process only the thread that iterates calls it. For
-    draws from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
+    depend on seed, epoch, row and the stages with this transform before it. In a process only the thread
+    that iterates calls it. For draws from Python's ``random`` or NumPy's global generator use
+    ``map(fn, rng=True)``.
 
     Args:
         transform: takes a tensor ``[C, H, W]`` or ``[T, C, H, W]``, uint8 after ``decode_image``, and
@@ -589,9 +590,17 @@ class ImageTransform(
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self._fresh()._seeded, str(
-            identify(self.transform if self.version is None else self.version)
-        )
+        return self._fresh()._seeded, self._drawn_by[0]
+
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        alike = (s for s in below if type(s) is type(self) and s._drawn_by == self._drawn_by)
+        return self._resolved(_turn=sum(1 for _ in alike))
+
+    @property
+    def _drawn_by(self) -> tuple[str, int]:
+        """What draws depend on beside the row; stages of the same in other columns draw other numbers."""
+        known = identify(self.transform if self.version is None else self.version)
+        return str(known), self.seed
 
     def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
         pixels_given = cell(row, self.column, self)
