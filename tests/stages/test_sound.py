@@ -522,6 +522,20 @@ def test_log_mel_is_what_whisper_takes(num_mels: int) -> None:
         assert np.abs(row["input_features"].T - wanted).max() < 1e-4
 
 
+def test_log_mel_is_of_the_rate_that_was_decoded() -> None:
+    rows = tp.from_dataset([{"audio": encoded(tone(0.1, 8000), 8000)}])
+    decoded = rows.decode_audio(sampling_rate=8000)
+    for chain in (decoded, decoded.batch(1)):
+        with pytest.raises(
+            tp.ConfigError, match=r"be that of decode_audio.. before it, 8,000, got"
+        ):
+            chain.log_mel()
+    assert next(iter(decoded.log_mel(sampling_rate=8000)))["input_features"].shape == (80, 5)
+    resampled = decoded.map(lambda row: {"audio": row["audio"].repeat(2)})
+    assert next(iter(resampled.log_mel()))["input_features"].shape == (80, 10)
+    decoded.rename({"audio": "sound"}).log_mel(column="sound")  # nothing is known of it
+
+
 def test_log_mel_pads_to_a_frame_at_least() -> None:
     rows = tp.from_dataset([{"audio": tone(0.1)[:, 0]}])
     assert next(iter(rows.log_mel(pad_seconds=0.01)))["input_features"].shape == (80, 1)

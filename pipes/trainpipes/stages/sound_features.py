@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,10 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.types import as_array
 from trainpipes.errors import shown
 from trainpipes.interfaces.read_columns import at_row, cell, cells, numbers_of, refused
+from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.stages.columns import taken
-from trainpipes.stages.decode_clips import seconds_above_0
+from trainpipes.stages.columns import Rename, taken
+from trainpipes.stages.decode_clips import DecodeAudio, seconds_above_0
 from trainpipes.stages.image_stages import RandomImageStage
 
 Floats = npt.NDArray[np.float32]
@@ -79,6 +80,7 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         frames_column: a new column of how many frames are no padding, for ``mask_spans``.
 
     Raises:
+        ConfigError: ``decode_audio`` before it gives another sampling rate.
         DataError: a sound is shorter than a frame, and not padded.
         SchemaError: a column is not there, or holds no samples; or a new one already is.
 
@@ -113,6 +115,17 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         least = f"a frame's hop_length or more, {self.hop_length / self.sampling_rate:g} seconds"
         good = self._samples is None or self._samples >= self.hop_length
         self._require(good, "pad_seconds", least)
+
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        for stage in reversed(below):
+            if isinstance(stage, Rename) or stage._calls_function:  # which may resample
+                break
+            if isinstance(stage, DecodeAudio) and stage._output == self.column:
+                rate = stage.sampling_rate or self.sampling_rate
+                rule = f"that of {stage.name}() before it, {rate:,}"
+                self._require(self.sampling_rate == rate, "sampling_rate", rule)
+                break
+        return self
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
