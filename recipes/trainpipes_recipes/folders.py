@@ -7,8 +7,10 @@ True
 from __future__ import annotations
 
 import glob
+import logging
 import os
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -21,11 +23,24 @@ from trainpipes.filesystems.systems import open_system
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.folders import VIDEOS, has_magic, hidden
 from trainpipes.stages.columns import row_table, with_column
+from trainpipes_recipes.inputs import Input
 
-__all__ = ["OwnFolders", "folder_of", "in_folders", "metadata_in", "rooted", "texts_in_folders"]
+__all__ = [
+    "OwnFolders",
+    "folder_of",
+    "in_folders",
+    "metadata_in",
+    "rooted",
+    "texts_in_folders",
+    "warn_of_parts",
+]
 
 #: Tables of a folder that list its files, as Hugging Face's ImageFolder takes them.
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+#: Columns of the seconds at which a part of a file begins, and how many rows are looked at for some.
+STARTS, FIRST_ROWS = ("offset", "start", "start_time", "time_start", "begin"), 32
+
+log = logging.getLogger("trainpipes")
 
 
 def folder_of(files: str, storage_options: Mapping[str, Any] | None) -> str | None:
@@ -169,3 +184,18 @@ def _joined(folders: list[str], paths: pa.Array) -> pa.Array:
     pairs = zip(folders, paths.to_pylist(), strict=True)
     whole = [path if not path or "://" in path else os.path.join(at, path) for at, path in pairs]
     return pa.array(whole, paths.type)
+
+
+def warn_of_parts(data: Input, *used: str) -> None:
+    """Log a column that says where in a file the part of a row begins, by the first rows. Where the user
+    names all columns of a pipeline, nothing of it is read for this.
+    """
+    known = data.columns if "columns" in vars(data) else ()
+    name = next((name for name in STARTS if name in known and name not in used), None)
+    if name is None:
+        return
+    rows = islice(data.rows([name]).distributed(rank=0, world_size=1), FIRST_ROWS)
+    if any(isinstance(row[name], int | float) and row[name] > 0 for row in rows):
+        said = "column %r is not used, and each row has its file as a whole"
+        way = "write the parts to files, or decode them by start= in a chain of your own"
+        log.warning(f"%s: {said}: {way}", data.recipe, name)

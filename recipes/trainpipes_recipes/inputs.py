@@ -161,7 +161,7 @@ class Input:
     def columns(self) -> list[str]:
         return list(self.rows().explain(world_size=1).columns)
 
-    def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
+    def rows(self, columns: Sequence[str] | None = None, texts: Sequence[str] = ()) -> tp.Pipeline:
         wanted = None if columns is None else list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             rows = self._data
@@ -170,6 +170,8 @@ class Input:
         else:
             listed = tp.list_files(self._data, storage_options=self._storage_options)
             read = getattr(listed, self._reader)
+            if wanted is not None and texts and self._reader == "read_webdataset":
+                return read(wanted, text=texts)  # type: ignore[no-any-return]
             if wanted is not None and self._reader not in ("read_text", "read_images"):
                 return read(wanted)  # type: ignore[no-any-return]
             rows = read()

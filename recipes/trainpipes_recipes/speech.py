@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes import ConfigError, Pipeline, TableStage
-from trainpipes_recipes.folders import rooted
+from trainpipes_recipes.folders import rooted, warn_of_parts
 from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented, whole_number
 
 __all__ = ["speech"]
@@ -93,7 +93,7 @@ def speech(
         augment: with "input_features", to train, mask spans of time, of the sound and not its padding, and
             of frequency: see ``mask_spans``.
         batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
-            batch, padding included.
+            batch, padding included; a longer sound is a batch of its own.
         seed: for the order of rows and the masks.
         folder: that paths are relative to; by default the folder of ``files``; of a list, or of a
             pattern of several folders, that of each row's file.
@@ -136,7 +136,8 @@ def speech(
     data = Input("speech", files, storage_options)
     (audio,) = data.find({"audio": audio}, [(name,) for name in SOUNDS])
     (text,) = data.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
-    rows = data.rows([audio, text]).rename({audio: output, text: "labels"})
+    warn_of_parts(data, audio, text)
+    rows = data.rows([audio, text], texts=[text]).rename({audio: output, text: "labels"})
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)
     rows, folder = rooted(rows, output, files, folder, storage_options)
     reading: Any = {"on_error": on_error, "storage_options": storage_options, "folder": folder}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError, random_crop
-from trainpipes_recipes.folders import in_folders, rooted
+from trainpipes_recipes.folders import in_folders, rooted, warn_of_parts
 from trainpipes_recipes.images import CLASSES, MEAN, STD, Labelled
 from trainpipes_recipes.inputs import Input, OnBadRow, documented
 
@@ -104,6 +104,7 @@ def video_classification(
         if name not in data.columns:
             said = f"video_classification: there is no column {name!r}, only {data.columns}"
             raise SchemaError(said)
+    warn_of_parts(data, video, label)
     rows = data.rows(None if isinstance(files, Pipeline) else [video, label])
 
     rows = data.arrange(rows, train, buffer_size, seed, num_shards)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +282,35 @@ def test_paths_begin_at_the_folder_of_their_own_file(tmp_path: Path, ending: str
     assert batch["labels"].tolist() == [[2]]
     with pytest.raises(tp.errors.UnreadableError, match=r"(?i)no such file"):
         batches(files[1], ALPHABET, folder=tmp_path, **options)
+
+
+def test_texts_of_tar_archives_are_bytes(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "speech.tar", "w") as archive:
+        for n in range(4):
+            for ending, content in (
+                ("flac", encoded(tone(0.1 + n / 10, 8000), 8000, "FLAC")), ("txt", b"a" * (n + 1))
+            ):  # fmt: skip
+                member = tarfile.TarInfo(f"{n}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    options: dict[str, Any] = {"output": "input_values", "train": False, "num_shards": 1}
+    (batch,) = batches(tmp_path / "speech.tar", ALPHABET, **options)
+    assert batch["attention_mask"].sum(1).tolist() == [1600, 3200, 4800, 6400]
+    assert (batch["labels"] == 2).sum(1).tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "warns"), [("offset", 2, True), ("offset", 0.0, False), ("begin", 0.5, True)]
+)
+def test_parts_of_files_that_a_manifest_names_are_warned_of(
+    name: str, value: float, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.wav").write_bytes(encoded(tone(1, 8000), 8000))
+    rows = [{"audio": "a.wav", "text": "ab", name: at} for at in (0, value)]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tp.recipe("speech", tmp_path / "x.jsonl", "bytes")
+    said = f"speech: column {name!r} is not used, and each row has its file as a whole"
+    assert (said in caplog.text) == warns
 
 
 @pytest.mark.parametrize(
