@@ -129,7 +129,21 @@ def test_ragged_rows_may_be_long_bytes_or_rows_of_vectors(tmp_path):
     rows = [{"v": np.full((n % 3, 4), n, np.float32)} for n in range(9)]
     data = tp.write_memmap(tmp_path / "x", rows)
     assert data[2]["v"].tolist() == rows[2]["v"].tolist()
-    assert next(iter(tp.from_memmap(tmp_path / "x").skip(2)))["v"] == rows[2]["v"].tolist()
+    assert next(iter(tp.from_memmap(tmp_path / "x").skip(2)))["v"].tolist() == rows[2]["v"].tolist()
+
+
+def test_boxes_are_padded_after_a_stage_on_their_pictures(tmp_path):
+    rows = [
+        {"image": np.full((1, 2, 2), n, np.uint8), "boxes": np.full((n % 3, 4), n)}
+        for n in range(9)
+    ]
+    tp.write_memmap(tmp_path / "x", rows)
+    read = tp.from_memmap(tmp_path / "x")
+    for pipe in (read, read.flip()):
+        *_, batch = pipe.batch(3).pad_collate(mask={"boxes": "mask"})
+        assert batch["image"][:, 0, 0, 0].tolist() == [6, 7, 8]
+        assert batch["boxes"][..., 0].tolist() == [[0, 0], [7, 0], [8, 8]]
+        assert batch["mask"].tolist() == [[0, 0], [1, 0], [1, 1]]
 
 
 def test_a_table_and_a_map_style_dataset_are_written_too(tmp_path):

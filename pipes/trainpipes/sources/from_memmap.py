@@ -24,7 +24,7 @@ from trainpipes.columns.columns import from_columns
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.columns.types import unmarked
+from trainpipes.columns.types import CELL, unmarked
 from trainpipes.engine.planning.row_names import names_below
 from trainpipes.filesystems.places import MANIFEST
 from trainpipes.filesystems.systems import is_local, listed_as
@@ -397,7 +397,9 @@ class MemmapSource(RandomAccessSource):
         offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(self._offset)
         values = one_chunk(from_columns({"": column.values}, self).column(0))
         of_list = pa.large_list if self._list is pa.LargeListArray else pa.list_
-        kind = of_list(unmarked(values.type, "item"))
+        # Of elements with dimensions rows stay arrays: lists of lists could not be padded any more.
+        name = CELL if column.values.ndim > 1 else "item"
+        kind = of_list(pa.field(name, unmarked(values.type, "item")))
         return self._list.from_arrays(to_arrow(offsets), values, type=kind)
 
     def will_need(self, start: int, stop: int) -> None:
