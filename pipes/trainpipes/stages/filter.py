@@ -204,8 +204,8 @@ class Sample(DrawnOnce):
     A hash of the row's file name, relative to the folder given, and of its number in the file
     chooses. Where each file is a row (``read_images``, ``read_bytes``, ``list_files`` alone), and where there
     are no files, it is the row's number, which moves as files come: ``key="path"`` keeps rows of the first
-    two where they are. A smaller fraction keeps some of the rows of a larger fraction; a second ``sample`` or
-    ``split`` in the same chain needs another seed.
+    two where they are, while the folder stays where it is. A smaller fraction keeps some of the rows of a
+    larger fraction; a second ``sample`` or ``split`` in the same chain needs another seed.
 
     Args:
         fraction: of the rows to keep, 0 to 1.
