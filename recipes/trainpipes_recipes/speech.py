@@ -131,6 +131,10 @@ def speech(
         max_length = 448
     alphabet = None
     if isinstance(tokenizer, str) and tokenizer.startswith("characters:"):
+        if spectrograms:
+            rule = 'must be one with an end-of-text token for output="input_features"'
+            way = 'give that of the model, or pass output="input_values"'
+            raise ConfigError(f"speech(tokenizer) {rule}, got {tokenizer!r}; {way}")
         alphabet = tokenizer.partition(":")[2]
         tokenizer = characters(alphabet)
     data = Input("speech", files, storage_options)

@@ -334,6 +334,10 @@ def test_what_it_refuses(manifest: Path) -> None:
         batches(manifest, output="samples")
     with pytest.raises(tp.ConfigError, match="pass batch_size, since"):
         batches(manifest, batch_seconds=3)
+    with pytest.raises(
+        tp.ConfigError, match=r"end-of-text token for .*, got 'characters:abc '; give"
+    ):
+        batches(manifest, ALPHABET)
     with pytest.raises(tp.ConfigError, match=r"speech\(augment\) is for output="):
         batches(manifest, augment=True, output="input_values")
     with pytest.raises(tp.errors.SchemaError, match="no column found for the audio"):
