@@ -382,8 +382,8 @@ def parts_of(
 
 
 def _is_gathered_alone(kind: pa.DataType) -> bool:
-    alone = _has_numbers(kind) or pa.types.is_run_end_encoded(kind)
-    return alone or nests_fixed_lists(kind)
+    alone = kind.num_fields > 0 and (_has_numbers(kind) or nests_fixed_lists(kind))
+    return alone or pa.types.is_run_end_encoded(kind)
 
 
 def nests_fixed_lists(kind: pa.DataType) -> bool:
