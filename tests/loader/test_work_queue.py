@@ -571,6 +571,37 @@ def test_weights_of_a_mix_change_where_nothing_is_in_flight() -> None:
     assert sum(work.item["id"] < 40 for work in after) == 90
 
 
+def test_what_a_queue_cannot_save_does_not_change() -> None:
+    def mixed() -> tp.Loader:
+        parts = {"a": rows(slice(0, 40)), "b": rows(slice(40, 97))}
+        return tp.Loader(tp.mix(parts, weights={"a": 1, "b": 1}, stop="repeat"))
+
+    loader = mixed()
+    tp.WorkQueue(loader)
+    with pytest.raises(tp.ConfigError, match=r"must be left out for the Loader of a WorkQueue"):
+        loader.set_weights({"a": 9})
+    loader = mixed()
+    loader.set_weights({"a": 9})
+    with pytest.raises(
+        tp.ConfigError, match=r"without set_weights\(\), which a queue's state does"
+    ):
+        tp.WorkQueue(loader)
+
+
+def test_the_batch_size_changes_between_epochs_only() -> None:
+    queue, states = queue_of(rows().batch(4), epochs=2), []
+    for count in (5, -(-ROWS // 4) - 5):
+        for work in taken(queue, count):
+            queue.done(work.key)
+        states.append(queue.state_dict())
+    within, between = states
+    with pytest.raises(tp.StateError, match=r"may change only between epochs.*\(batches = 5\)"):
+        queue_of(rows().batch(6)).load_state_dict(within, allow_changes=["batch_size"])
+    other = queue_of(rows().batch(6), epochs=2)
+    other.load_state_dict(between, allow_changes=["batch_size"])
+    assert sum(len(work.item) for work in taken(other, -(-ROWS // 6))) == ROWS
+
+
 # Ranks
 
 
@@ -641,6 +672,32 @@ def test_ranks_that_count_the_items_of_all_go_on_on_any_number(after: int, merge
         queue.load_state_dict(tp.merge_states(states) if merged else states[number])
         done += rest(queue)
     assert sorted(done) == sorted(row["id"] for row in PIPELINES["taken"]())
+
+
+def test_ranks_do_not_read_again_what_a_change_made_others_of() -> None:
+    def changed(ids: range) -> tp.Pipeline:
+        pipe = dealt(rows()).shuffle(20, seed=1)
+        return pipe.filter(~pc.field("id").isin([*ids])).batch(1)
+
+    queues = queues_of(changed(range(2)), 2)
+    for queue in queues:
+        for work in taken(queue, 9):
+            queue.done(work.key)
+    state, pipe = tp.merge_states([queue.state_dict() for queue in queues]), changed(range(0, 60))
+    queues = queues_of(pipe, 2)
+    for count, queue in enumerate(queues):
+        queue.load_state_dict(state, allow_changes=["filter"])
+        for work in taken(queue, 2 + count):
+            queue.done(work.key)
+    state = tp.merge_states([queue.state_dict() for queue in queues])
+    for number, queue in enumerate(queues_of(pipe, 2)):
+        queue.load_state_dict(state)
+        assert [work.key for work in taken(queue, 5)] == [
+            work.key for work in taken(queues[number], 5)
+        ]
+    (alone,) = queues_of(pipe, 1)
+    with pytest.raises(tp.StateError, match=r"changed within epoch 0 \(batches = 18\): load it on"):
+        alone.load_state_dict(state)
 
 
 def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:

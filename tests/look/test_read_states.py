@@ -189,6 +189,7 @@ def test_files_of_something_else(content, tmp_path):
 
 @pytest.mark.parametrize(("value", "said"), [
     ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
+    ({"work_queue": 1, "first_epoch": 0}, "the state of a WorkQueue; load it into a WorkQueue"),
     ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
     ([1, 2], "has no state of trainpipes in it: a state must be the dict that state_dict() gave"),
     ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),

@@ -351,6 +351,7 @@ def test_another_table_is_refused() -> None:
     ({"model": 1, "optimizer": 2}, "the key 'trainpipes' ('model', 'optimizer')"),
     ({"model": 1, "data": {"batches": 3}}, "load state['data'], which is in it"),
     ({"_snapshot": 3}, "got the state of a StatefulDataLoader; load it into a StatefulDataLoader"),
+    ({"work_queue": 1}, "got the state of a WorkQueue; load it into a WorkQueue"),
     ({"root": {}, "num_yielded": 3}, "got the state of a torchdata.nodes.Loader; load it into"),
 ], ids=[
     "None", "list", "path", "empty", "dict", "around one", "StatefulDataLoader", "nodes.Loader",

@@ -160,6 +160,12 @@ def set_weights(iteration: IterationState, weights: Any, at_step: Any) -> int:
     """Change the weights of a mix from a batch on; returns its number. See ``Loader.set_weights``."""
     chain = iteration.plan.chain
     mix = _mix_of(chain)
+    if iteration.is_queued:
+        raise ConfigError(
+            "set_weights() must be left out for the Loader of a WorkQueue, whose state does not hold new "
+            "weights, got a call; make a queue of the new mix where nothing is in flight: "
+            "load_state_dict(state, allow_changes=['mix'])"
+        )
     unit = _batches_between_changes(chain)
     _check_names(weights, mix)
     position, last = iteration.upcoming(), iteration.last

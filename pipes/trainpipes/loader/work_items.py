@@ -180,12 +180,20 @@ class WorkItems:
     def __init__(self, loader: Loader, epochs: int | None, by: str | None) -> None:
         _check(loader, epochs)
         self._loader, self._epochs, self._by = loader, epochs, by
-        position = read(loader.state_dict()).position
+        saved = read(loader.state_dict())
+        position = saved.position
         if position.sizes is not None:
             rule = "at an epoch's start, as the batch size was changed in this one"
             raise wrong("WorkQueue(loader)", rule, f"batch {position.m}", "begin the next epoch")
+        if saved.reweighed:
+            rule = "without set_weights(), which a queue's state does not hold"
+            way = "write the weights into mix(weights=...)"
+            raise wrong("WorkQueue(loader)", rule, "new weights", way)
+        iteration_of(loader).is_queued = True
         self._first_epoch = position.pass_number
         self._retired: set[int] = set()
+        #: Where filters or a mix were changed within an epoch.
+        self._since: WorkKey | None = None
         self._begin(WorkKey(position.pass_number, position.m), loader.state_dict())
 
     def _begin(
@@ -350,7 +358,8 @@ class WorkItems:
             if loaded is not None:
                 keys += [key for key in before[number].open if key > newest]
                 newest = max(newest, before[number].read)
-            classes[number] = ClassWork(newest, tuple(keys), start, cursors.get(number % shards))
+            cursor = cursors.get(number % shards)
+            classes[number] = ClassWork(newest, tuple(keys), start, cursor, self._since)
         return WorkState(
             plan.identity, shards, step, self._first_epoch, classes, frozenset(self._retired),
             json.dumps(self._by),
@@ -365,8 +374,17 @@ class WorkItems:
             )
         start = self._start_of(loaded, bool(allow_changes))
         self._loader.load_state_dict(start, allow_changes=allow_changes)
+        if read(self._loader.state_dict()).position.sizes is not None:
+            raise StateError(
+                "batch/batch_size: for a WorkQueue it may change only between epochs, as its state does not "
+                f"hold where it did, and this one is within epoch {start['epoch']} (batches = "
+                f"{start['batches']}): finish the epoch with the size that the state was saved with"
+            )
         self._first_epoch, self._retired = loaded.first_epoch, set(loaded.retired)
-        self._begin(WorkKey(start["epoch"], start["batches"]), self._loader.state_dict(), loaded)
+        begin, plan = WorkKey(start["epoch"], start["batches"]), plan_of(self._loader)
+        changed = not plan.counted and begin.place > 0 and plan.identity != loaded.identity
+        self._since = begin if changed else _latest_change(loaded.classes.values())
+        self._begin(begin, self._loader.state_dict(), loaded)
 
     def _start_of(self, loaded: WorkState, changes: bool) -> dict[str, Any]:
         """A loader's state from which all comes that is not done."""
@@ -388,6 +406,13 @@ class WorkItems:
                 at = min(places)
             else:
                 at = WorkKey(first.epoch, 0)
+                since = _latest_change(read.values())
+                if since is not None and since > at:
+                    raise StateError(
+                        "a state whose ranks stand at different places is read from the epoch's start, and "
+                        f"filters or a mix changed within epoch {since.epoch} (batches = {since.place}): load "
+                        "it on the number of ranks that saved it, or save where all stand at the same place"
+                    )
         is_open = sum(len(work.open) for work in classes.values())
         if changes and (is_open or min(at, *places) < max(firsts)):
             got = f"one with {is_open} items; finish them before you save"
@@ -396,8 +421,14 @@ class WorkItems:
             raise StateError(
                 f"load_state_dict(allow_changes) takes a state in which nothing is in flight, got {got}"
             )
+        if changes:  # the next epoch's start, where one has ended
+            at = max(at, min(places))
         position = Position(at.epoch, at.place, shards, cursors if at.place else {})
         return render(position, loaded.identity)
+
+
+def _latest_change(classes: Iterable[ClassWork]) -> WorkKey | None:
+    return max((work.since for work in classes if work.since is not None), default=None)
 
 
 def _check(loader: Loader, epochs: int | None) -> None:

@@ -368,6 +368,8 @@ def unrecognized_state_error(state: Any) -> StateError:
     elif {"root", "num_yielded"} <= state.keys():
         kind = "the state of a torchdata.nodes.Loader"
         cure = "load it into the torchdata.nodes.Loader that saved it"
+    elif "work_queue" in state:
+        kind, cure = "the state of a WorkQueue", "load it into a WorkQueue of the same pipeline"
     else:
         key = "batches" if "trainpipes" in state else "trainpipes"
         keys = ", ".join(map(shown, list(state)[:4])) or "empty"

@@ -56,12 +56,14 @@ class ClassWork(NamedTuple):
     Args:
         at: where a loader begins to read it again.
         cursor: of the class's shard.
+        since: where filters or a mix were changed within its epoch: places before it are those of others.
     """
 
     read: WorkKey
     open: tuple[WorkKey, ...]
     at: WorkKey
     cursor: dict[str, Any] | None = None
+    since: WorkKey | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ def render_work(work: WorkState) -> dict[str, Any]:
         }  # fmt: skip
         if class_work.cursor is not None:
             entry["cursor"] = class_work.cursor
+        if class_work.since is not None:
+            entry["since"] = class_work.since
         text, key = json.dumps(entry, separators=(",", ":")), class_key(number)
         state[key] = sealed(text, checksum(text, key, tag))
     return state
@@ -215,8 +219,9 @@ def read_work(state: Any) -> WorkState:
             )
         entry = json.loads(text)
         read, at = WorkKey(*entry["read"]), WorkKey(*entry["at"])
-        class_work = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
-        classes[int(key.removeprefix("work-"))] = class_work
+        since = WorkKey(*entry["since"]) if "since" in entry else None
+        keys, number = _keys(entry["open"], step), int(key.removeprefix("work-"))
+        classes[number] = ClassWork(read, keys, at, entry.get("cursor"), since)
     numbers, _, by = retired.partition(" ")
     try:
         rows = frozenset(unpacked(numbers))

@@ -65,6 +65,8 @@ class IterationState:
         self._agreed = False
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
+        #: Whether a ``WorkQueue`` reads it.
+        self.is_queued = False
         #: How often a worker has iterated it.
         self.iterated = 0
         #: Whether the current pass is the first, which may be a look at a single item.
