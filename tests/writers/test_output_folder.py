@@ -104,6 +104,17 @@ def test_an_error_of_a_function_tells_which_file_was_being_made(tmp_path):
     assert [note for note in caught.value.__notes__ if note.startswith("while making ")]
 
 
+def refuses_later(row: dict[str, Any]) -> dict[str, Any]:
+    return row if row["x"] < 60 else refuses(row)
+
+
+def test_an_error_of_a_task_in_another_process_has_its_trace_once(tmp_path):
+    pipe = rows().map(refuses_later)
+    with pytest.raises(ZeroDivisionError) as caught:
+        pipe.write_arrow(tmp_path / "out", num_files=2, executor=tp.Processes(2))
+    assert sum("in worker process" in note for note in caught.value.__notes__) == 1
+
+
 OVERWRITERS: dict[str, Any] = {
     "a function": lambda out: rows().map(refuses).write_json(out, overwrite=True),
     "processes": lambda out: (
