@@ -198,8 +198,8 @@ class AccelerateLoader(DataLoaderStateMixin):
     # Where it stands
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks: see ``Loader.full_state_dict``. While another loader is at work, a pass that
-        was left, such as an evaluation of a few batches, goes on as the loop would: the next one begins.
+        """The state of all ranks, as ``Loader.full_state_dict`` says. Of a pass left while another loader
+        is at work, as an evaluation of a few batches, it is the start of the next.
         """
         iteration, at_work = iteration_of(self.loader), self.gradient_state.active_dataloader
         last, endless = iteration.last, plan_of(self.loader).chain.endless

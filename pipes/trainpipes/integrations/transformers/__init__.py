@@ -231,8 +231,8 @@ class PipelineTrainerMixin(Base):
             if "loss" in str(error) and not any("label" in name for name in inputs):
                 raise ConfigError(
                     f"the model gives a loss where a batch has labels, and this one has {list(inputs)}: "
-                    "write tokenize(..., labels=True) in the pipeline, or .rename({'label': 'labels'}) where they "
-                    "have another name"
+                    "write tokenize(..., labels=True) in the pipeline, or .rename({'label': 'labels'}) where "
+                    "they have another name"
                 ) from error
             raise
 
