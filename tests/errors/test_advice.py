@@ -206,6 +206,13 @@ def test_what_is_written_in_place_of_other_names(name):
     assert list(eval(line, {"tp": tp, "pa": pa, "given": given})) == [{"x": 1}]
 
 
+def test_a_column_becomes_a_table_of_one():
+    data = pa.chunked_array([[1, 2]])
+    for make in (tp.from_arrow, tp.from_dataset):
+        line = code_in(said_by(lambda make=make: make(data)), r"from_arrow\(pa\.table\(.*?\)\)")
+        assert list(eval(f"tp.{line}", {"tp": tp, "pa": pa, "data": data})) == [{"x": 1}, {"x": 2}]
+
+
 def test_a_queue_takes_a_loader():
     pipe = tp.from_dataset([1])
     text = said_by(lambda: tp.WorkQueue(pipe))  # type: ignore[arg-type]

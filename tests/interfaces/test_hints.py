@@ -10,6 +10,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
 
@@ -47,6 +48,8 @@ def rows(count: int = 100) -> tp.Pipeline:
     (lambda: rows() + 1, "concat"),
     (lambda: tp.from_dataset("a.jsonl"), "read_parquet(path), read_json(path) and the like"),
     (lambda: tp.from_iterable("a.jsonl"), "read_parquet(path), read_json(path) and the like"),
+    (lambda: tp.from_iterable({"x": [1, 2]}), "from_arrow(pa.table(data)) gives its rows"),
+    (lambda: tp.from_iterable(pa.table({"x": [1]})), "from_arrow(pa.table(data)) gives its rows"),  # type: ignore[arg-type]
     (lambda: tp.from_arrow("a.arrow"), "read_parquet(path), read_json(path) and the like"),
     (lambda: tp.Loader("a.parquet"), "read_parquet(path), read_json(path) and the like"),
     (lambda: tp.Loader(rows(), 32), "got 32 after the pipeline: the pipeline makes the batches"),  # type: ignore[misc]

@@ -182,6 +182,8 @@ def as_table(value: Any) -> str:
     ('pa.table(data)', 'pa.Table.from_pylist(data)', '')
     """
     if any(hasattr(value, name) for name in ("__dataframe__", "__arrow_c_stream__")):
+        if isinstance(value, pa.ChunkedArray) or hasattr(value, "dtype"):  # a single column
+            return 'pa.table({"x": data})'
         return "pa.table(data)"  # frames of pandas and Polars, and Arrow's readers
     if isinstance(value, Mapping):
         columns = [v for k, v in value.items() if isinstance(k, str) and _is_column(v)]

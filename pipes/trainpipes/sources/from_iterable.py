@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from trainpipes._internal.checks import Schema
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, shown
 from trainpipes.interfaces import source
-from trainpipes.interfaces.options import DRAWS, identify, instead, instead_of_path, show
+from trainpipes.interfaces.options import DRAWS, as_table, identify, instead, instead_of_path, show
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.interfaces.watched_calls import CALLS, DrawWatch
@@ -55,7 +55,11 @@ class FromIterable(Source, gives="objects", holds_data=True):
 
     def check(self) -> None:
         factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
-        way = instead(factory) or instead_of_path(factory)
+        # Of columns the iterator gives the names.
+        has_columns = hasattr(factory, "__dataframe__") or isinstance(factory, Mapping)
+        table = as_table(factory) if has_columns else ""
+        way = f"from_arrow({table}) gives its rows" if table else ""
+        way = instead(factory) or instead_of_path(factory) or way
         self._require(not way, "factory", takes, way)
         passes = isinstance(factory, Iterator)
         good = not passes and (callable(factory) or isinstance(factory, Iterable))
