@@ -120,7 +120,9 @@ class LogMel(RunStage, per_row=True, gives="objects"):
         for stage in reversed(below):
             if isinstance(stage, Rename) or stage._calls_function:  # which may resample
                 break
-            if isinstance(stage, DecodeAudio) and stage._output == self.column:
+            if isinstance(stage, DecodeAudio) and self.column == (
+                stage.output_column or stage.column
+            ):
                 rate = stage.sampling_rate or self.sampling_rate
                 rule = f"that of {stage.name}() before it, {rate:,}"
                 self._require(self.sampling_rate == rate, "sampling_rate", rule)
