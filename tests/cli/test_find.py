@@ -31,6 +31,25 @@ def test_it_looks_at_the_epoch_of_the_checkpoint_or_at_the_first(tmp_path: Path,
         assert (found["epoch"], found["step"]) == (epoch, wanted.step)
 
 
+def test_of_several_loaders_in_a_checkpoint_it_takes_that_of_the_pipeline(
+    tmp_path: Path, ran: Ran
+) -> None:
+    for name in ("train", "valid"):
+        pq.write_table(pa.table({"x": range(40)}), tmp_path / f"{name}.parquet", row_group_size=10)
+    pipes = [tp.read_parquet(tmp_path / f"{name}.parquet").batch(4) for name in ("valid", "train")]
+    pipes[1].to_yaml(tmp_path / "train.yaml")
+    states = [pipe.state_at(count) for count, pipe in enumerate(pipes, start=2)]
+    torch.save({"valid": states[0], "train": states[1]}, tmp_path / "state.pt")
+    located = ["locate", tmp_path / "train.yaml", "--json", "--checkpoint", tmp_path / "state.pt"]
+    code, out, _ = ran(*located)
+    assert (code, json.loads(out)["m"]) == (0, 3)
+    states[0]["batches"] += 1
+    torch.save(states, tmp_path / "state.pt")
+    code, _, said = ran(*located)
+    assert code == 1
+    assert "its checksum does not fit" in said
+
+
 def test_rows_are_listed_in_a_file_also_with_a_mark_at_its_start(tmp_path: Path, ran: Ran) -> None:
     pq.write_table(pa.table({"x": range(40)}), tmp_path / "a.parquet")
     tp.read_parquet(tmp_path / "a.parquet").batch(4).to_yaml(tmp_path / "train.yaml")

@@ -354,7 +354,8 @@ def test_another_table_is_refused() -> None:
     ({"work_queue": 1}, "got the state of a WorkQueue; load it into a WorkQueue"),
     ({"root": {}, "num_yielded": 3}, "got the state of a torchdata.nodes.Loader; load it into"),
 ], ids=[
-    "None", "list", "path", "empty", "dict", "around one", "StatefulDataLoader", "nodes.Loader",
+    "None", "list", "path", "empty", "dict", "around one", "StatefulDataLoader", "WorkQueue",
+    "nodes.Loader",
 ])  # fmt: skip
 def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
     assert said in refusal(pipeline(), state)

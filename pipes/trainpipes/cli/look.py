@@ -16,6 +16,7 @@ from trainpipes.cli import shared
 from trainpipes.cli.shared import option
 
 if TYPE_CHECKING:
+    from trainpipes import Pipeline
     from trainpipes.recipe_registry import RecipeSummary
 
 
@@ -247,7 +248,7 @@ def locate_command(
     from trainpipes import locate
 
     pipe = pipe_options.pipeline(source, files)
-    at = step if checkpoint is None else _state(checkpoint)
+    at = step if checkpoint is None else _state(checkpoint, pipe)
     if checkpoint is None and how["epoch"] is None:
         how["epoch"] = 0
     located = locate(pipe, at, **how)  # type: ignore[arg-type]
@@ -300,9 +301,10 @@ def find_command(
         raise click.UsageError("give rows by --row or --rows")
     from trainpipes import find
 
-    state = None if checkpoint is None else _state(checkpoint)
+    pipe = pipe_options.pipeline(source, files)
+    state = None if checkpoint is None else _state(checkpoint, pipe)
     epoch = list(epochs) or (0 if state is None else None)
-    steps = find(pipe_options.pipeline(source, files), names, epoch=epoch, state=state, **how)
+    steps = find(pipe, names, epoch=epoch, state=state, **how)
     if as_json:
         shared.print_json(steps.to_dict())
     else:
@@ -321,12 +323,24 @@ def _row(text: str) -> tuple[str, int] | str | int:
     return (path, int(number)) if path else int(number)
 
 
-def _state(checkpoint: str) -> Mapping[str, Any]:
-    """The state of a checkpoint; of those of several ranks, a state of all."""
+def _state(checkpoint: str, pipe: Pipeline) -> Mapping[str, Any]:
+    """The state of a checkpoint that is of a pipeline; of those of several ranks, a state of all."""
     from trainpipes import merge_states
     from trainpipes.look.checkpoint import read_states
 
-    states = read_states(checkpoint)
-    if len(states) == 1:
-        return next(iter(states.values()))
-    return merge_states([dict(state) for state in states.values()])
+    states = [*read_states(checkpoint).values()]
+    states = [state for state in states if _is_of(pipe, state)] or states
+    return states[0] if len(states) == 1 else merge_states([dict(state) for state in states])
+
+
+def _is_of(pipe: Pipeline, state: Mapping[str, Any]) -> bool:
+    from trainpipes.engine.iterating.iteration_state import iteration_of
+    from trainpipes.errors import StateError
+    from trainpipes.state.format import read
+
+    try:
+        iteration_of(pipe).looked_at(state)
+    except StateError:
+        read(state)  # raises where it is damaged: it may be of this pipeline
+        return False
+    return True

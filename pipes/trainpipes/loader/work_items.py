@@ -410,8 +410,8 @@ class WorkItems:
                 if since is not None and since > at:
                     raise StateError(
                         "a state whose ranks stand at different places is read from the epoch's start, and "
-                        f"filters or a mix changed within epoch {since.epoch} (batches = {since.place}): load "
-                        "it on the number of ranks that saved it, or save where all stand at the same place"
+                        f"filters or a mix changed within epoch {since.epoch} (batches = {since.place}): "
+                        "load it on the number of ranks that saved it"
                     )
         is_open = sum(len(work.open) for work in classes.values())
         if changes and (is_open or min(at, *places) < max(firsts)):

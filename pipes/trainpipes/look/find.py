@@ -165,7 +165,8 @@ def find(
 
     Where batches are counted, it is arithmetic, and nothing is read: a million rows take a few seconds.
     Else it goes through the batches of these epochs, and reads what filters, packing and batches by length
-    look at; nothing where these are not in the chain.
+    look at; nothing where these are not in the chain. It does so by the pipeline as it is now: an epoch of
+    such batches in which ``allow_changes`` changed them is found as it would be without the change.
 
     Args:
         run: the pipeline, or its loader; with any number of workers and threads.

@@ -157,7 +157,8 @@ def locate(
     not move.
 
     Where batches are counted, it reads at most the shuffle windows of its rows. Others are made again one
-    after the other, from the epoch's start or from a state.
+    after the other, from the epoch's start or from a state; by the pipeline as it is now, so that within an
+    epoch in which ``allow_changes`` changed these, only a state saved since gives batches after the change.
 
     Args:
         run: the pipeline, or its loader; with any number of workers and threads.
