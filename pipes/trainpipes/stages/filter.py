@@ -125,6 +125,8 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
 
     def _truth(self, run: Run, answers: Sequence[Any]) -> npt.NDArray[np.bool_]:
         """Whether each answer of the predicate holds."""
+        if set(map(type, answers)) <= {bool}:
+            return np.array(answers, dtype=np.bool_)
         passes: list[bool] = []
         try:
             for answer in answers:
