@@ -68,7 +68,7 @@ def stacked(rows: Any) -> Any:
 
 
 def collated(rows: Any) -> Any:
-    """What ``default_collate`` makes of rows, on the CPU whatever ``torch.set_default_device`` says."""
+    """What ``default_collate`` makes of rows: on the CPU, also where torch's default device is another."""
     if torch.get_default_device().type == "cpu":
         return default_collate(rows)
     with torch.device("cpu"):
