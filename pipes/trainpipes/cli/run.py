@@ -29,7 +29,7 @@ def _page(_: click.Context, __: click.Parameter, path: str | None) -> str | None
 
 
 def _seconds(_: click.Context, __: click.Parameter, seconds: float) -> float:
-    if not 0 <= seconds < math.inf:
+    if not math.isfinite(seconds):
         raise click.BadParameter(f"must be a number of seconds, got {seconds}")
     return seconds
 
@@ -47,7 +47,7 @@ def _seconds(_: click.Context, __: click.Parameter, seconds: float) -> float:
 @shared.option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
 @shared.option(
     "--simulate-step",
-    type=float,
+    type=click.FloatRange(0),
     default=0,
     callback=_seconds,
     help="Seconds of a training step.",
