@@ -405,7 +405,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             StateError: batches are not counted, and not all ranks asked for it in time.
         """
         if self._to_load is not None:
-            return self._to_load
+            return dict(self._to_load)
         loaders = self._loaders.get("train", ())
         if not any(loader.in_use for loader in loaders):
             return {}
