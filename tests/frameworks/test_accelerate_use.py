@@ -102,7 +102,7 @@ def test_an_evaluation_where_two_ranks_share_each_replica_is_not_filled_up() -> 
     assert [len(batch["row"]) for batch in valid] == [[4, 4, 2], [4, 4]][place["rank"]]
 
 
-@pytest.mark.ranks(1)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["counted", "filtered"])
 @pytest.mark.parametrize("options", [{}, {"epoch": 0}])
 def test_an_evaluation_of_a_few_batches_begins_at_the_start_after_a_resume_too(
