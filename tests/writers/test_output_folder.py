@@ -202,7 +202,6 @@ def test_manifests_of_others_do_not_count(tmp_path):
 HOLDER = """
 import sys
 import trainpipes as tp
-from forked import as_stranger, strangers_folder
 
 def waits(row):
     if row["x"] == 50:
